@@ -9,6 +9,7 @@ from math import inf
 from typing import Any
 
 from aggregator.request import request as requests
+from aggregator.request.generated_text import GeneratedText
 from aggregator.request.request import Options, Outcome, Receive, Request, Source
 from aggregator.scheduler.work_item import Priority, Task
 
@@ -88,3 +89,9 @@ def any_request(*inputs: str | bytes, outcomes: Sequence[Outcome | None] | None 
 async def reply_all(to: Source, requests: Sequence[Request]) -> list[Request]:
     """Reply to requests; returns them in the order in which their replies were delivered."""
     return [request async for delivered in to.reply(requests) for request in delivered]
+
+
+def text_of(request: Request) -> GeneratedText:
+    """What a request for a text has become."""
+    assert request.generation is not None
+    return request.generation

@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import override
 
 from aggregator.admission.models import Model, Models
-from aggregator.engine import ServerDescription
+from aggregator.engine import PoolMembers, ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.pipeline import Pipeline
@@ -33,6 +33,7 @@ from protos.modelserver.v1.curve import Curve, Rule
 from tests.support.fake_engine import FakeEngine, description
 from tests.support.fake_pool import FakePool
 from tests.support.fake_source import GRPC, KAFKA, FakeSource, kafka
+from tests.support.fake_tokenizer import FakeTokenizer
 from tests.support.records import record_at
 
 MODEL = "test-model"
@@ -70,6 +71,23 @@ class FakeCounting:
         if any("uncountable" in text for text in texts):
             raise ValueError("cannot be tokenized")
         return self._tokenizer.count(texts)
+
+
+class SlowCounting(FakeCounting):
+    """Takes so long for each call, or only for those with long texts; `begun` calls."""
+
+    def __init__(self, seconds: float, *, only_long: bool = False) -> None:
+        super().__init__(FakeTokenizer())
+        self.begun = 0
+        self._seconds = seconds
+        self._only_long = only_long
+
+    @override
+    async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
+        self.begun += 1
+        if long or not self._only_long:
+            await asyncio.sleep(self._seconds)
+        return await super().count(texts, long=long)
 
 
 class FakeGrpc(FakeSource):
@@ -126,6 +144,12 @@ class FakedPipeline:
         self.committed_offset = CommittedOffset("requests", 0, 0)
         self._offset = 0
         self._load = Load(Limits(100_000, 1, 1), Metrics(MetricsBuffer()))
+
+    @property
+    def members(self) -> PoolMembers:
+        """What the pool tells of servers that come and go, once it is started."""
+        assert self.pool.members is not None
+        return self.pool.members
 
     @asynccontextmanager
     async def started(self) -> AsyncGenerator[FakedPipeline]:

@@ -8,16 +8,12 @@ import re
 import pytest
 from aiokafka import TopicPartition
 
-from aggregator.observability.metrics import Metrics
-from aggregator.observability.tracing import Tracing
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.records import OutgoingRecord
-from aggregator.sources.kafka.source import KafkaSource
-from k8s.process.metrics_buffer import MetricsBuffer
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.architecture_page import ROOT, entered, listed, types
-from tests.support.fake_kafka import FakeKafka, FakeProducer
 from tests.support.faked_pipeline import MODEL, FakedPipeline, new_engine
+from tests.support.kafka_source import KafkaSourceOverFakes
 from tests.support.virtual_time import in_virtual_time
 
 RECORD, CALL = "A record's way, file by file", "A call's way, file by file"
@@ -48,30 +44,15 @@ def test_its_types_are_few_and_each_is_named_where_it_comes_about(title: str) ->
 @in_virtual_time
 async def test_a_record_takes_the_way_that_is_listed_until_its_offset_is_committed() -> None:
     files = listed(RECORD)
-    settings = KafkaSettings(topics=(TopicSettings(name="in"),), reply_topic="out", group_id="g")
-    kafka = FakeKafka("in", "out", "in-dlt")
-    faked = FakedPipeline(new_engine())
-    consumer = kafka.consumer(settings)
-    clock = asyncio.get_running_loop().time
-    source = KafkaSource(
-        settings,
-        MODEL,
-        consumer,
-        FakeProducer(kafka),
-        metrics=Metrics(MetricsBuffer()),
-        tracing=Tracing(),
-        clock=clock,
-        wall_clock=clock,
-    )
-    faked.pipeline.sources[:] = [source]
-    async with faked.started():
-        task = asyncio.create_task(consumer.run())
+    settings = KafkaSettings(topics=(TopicSettings(name="in", model=MODEL),), reply_topic="out", group_id="g")
+    over, faked = KafkaSourceOverFakes(settings, "in", "out", "in-dlt"), FakedPipeline(new_engine())
+    faked.pipeline.sources[:] = [over.source]
+    async with over.started(), faked.started():
         await asyncio.sleep(1)
         with entered(files) as found:
             value = pb.EmbedRequest(inputs=[pb.Input(text="1 2")]).SerializeToString()
-            kafka.append(OutgoingRecord("in", 0, b"k", value, []))
+            over.kafka.append(OutgoingRecord("in", 0, b"k", value, []))
             await asyncio.sleep(1 + settings.client.commit_interval_s)
-        task.cancel()
-    assert kafka.records("out")
-    assert kafka.committed == {TopicPartition("in", 0): 1}
+    assert over.kafka.records("out")
+    assert over.kafka.committed == {TopicPartition("in", 0): 1}
     assert found == set(files) - ELSEWHERE

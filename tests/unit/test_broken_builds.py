@@ -17,10 +17,6 @@ def test_its_fault_fits_the_code_in_one_place_and_leaves_it_python(build: Build)
     ast.parse(build.broken((ROOT / build.file).read_text()))
 
 
-def test_each_has_a_name_of_its_own() -> None:
-    assert len({build.name for build in BUILDS}) == len(BUILDS)
-
-
 def test_each_stands_in_the_docs_with_the_tests_that_caught_it() -> None:
     page = (ROOT / "docs" / "reliability.md").read_text()
     for build in BUILDS:

@@ -32,7 +32,7 @@ from aggregator.scheduler.work_item import Priority, Query
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_pool import FakePool
-from tests.support.fake_source import any_request
+from tests.support.fake_source import any_request, text_of
 from tests.support.fake_tokenizer import FakeTokenizer, Letters
 from tests.support.faked_pipeline import DESCRIPTION, FakeCounting
 
@@ -148,8 +148,7 @@ async def test_a_generation_gets_tokens_and_ends(servers: TwoServers) -> None:
     sequence.extend([66, 67], (), 0)
     sequence.end(pb.FINISH_REASON_LENGTH)
     assert servers.completed == [request]
-    assert request.generation is not None
-    assert request.generation.text == "ABC"
+    assert text_of(request).text == "ABC"
     assert servers.seats() == 16
 
 
@@ -186,8 +185,7 @@ async def test_a_generation_resumes_on_another_server_after_its_tokens(servers: 
     assert (again.sampling.max_tokens, again.sampling.min_tokens) == (5 - taken, 4 - taken)
     again.extend([67], (), 0)
     again.end(pb.FINISH_REASON_STOP)
-    assert request.generation is not None
-    assert (request.generation.text, request.generation.attempts) == ("AB"[:taken] + "C", 1)
+    assert (text_of(request).text, text_of(request).attempts) == ("AB"[:taken] + "C", 1)
     assert servers.seats() == 16
 
 
@@ -274,19 +272,17 @@ async def test_a_late_generation_ends_with_the_text_so_far(servers: TwoServers) 
     await asyncio.sleep(0.05)
     assert engine.aborted == engine.started
     assert request.code is Code.DEADLINE_EXCEEDED
-    assert request.generation is not None
-    assert request.generation.text == "A"
+    assert text_of(request).text == "A"
 
 
 async def test_a_stop_string_aborts_the_sequence(servers: TwoServers) -> None:
     request = servers.ask(max_tokens=500)
-    assert request.generation is not None
-    request.generation.sampling.stop.append("B")
+    text_of(request).sampling.stop.append("B")
     (engine,) = await servers.dispatch()
     engine.started[0].extend([65], (), 0)
     engine.started[0].extend([66], (), 0)
     assert engine.aborted == engine.started
-    assert (servers.completed, request.generation.text) == ([request], "A")
+    assert (servers.completed, text_of(request).text) == ([request], "A")
 
 
 async def test_no_sequence_starts_for_a_caller_that_is_gone(servers: TwoServers) -> None:

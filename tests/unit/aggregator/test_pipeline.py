@@ -1,17 +1,16 @@
-"""The path of a request through the pipeline, in virtual time, among fakes."""
+"""The path of a request through the pipeline among fakes: it is completed once, and frees what it held."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-
-from typing_extensions import override
+import gc
 
 from aggregator.errors import Code
-from aggregator.tokenizers.tokenizer import TokenBatch
+from aggregator.request.request import request_of
+from aggregator.scheduler.work_item import Query
+from aggregator.sources.kafka.codec import record_of
 from tests.support.fake_source import KAFKA
-from tests.support.fake_tokenizer import FakeTokenizer
-from tests.support.faked_pipeline import FakeCounting, FakedPipeline, new_engine, vectors
+from tests.support.faked_pipeline import FakedPipeline, SlowCounting, new_engine, vectors
 from tests.support.virtual_time import in_virtual_time
 
 
@@ -49,25 +48,10 @@ async def test_requests_that_cannot_be_queued_for_a_reason_nobody_thought_of_are
         assert sorted(map(id, faked.kafka.replied)) == sorted(map(id, requests))
 
 
-class SlowForLong(FakeCounting):
-    """Takes 5 s for a call with long texts."""
-
-    def __init__(self) -> None:
-        super().__init__(FakeTokenizer())
-        self.long_calls: list[int] = []
-
-    @override
-    async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
-        if long:
-            self.long_calls.append(sum(map(len, texts)))
-            await asyncio.sleep(5)
-        return await super().count(texts, long=long)
-
-
 @in_virtual_time
 async def test_a_text_that_takes_long_to_count_keeps_no_other_waiting() -> None:
     async with FakedPipeline(new_engine()).started() as faked:
-        faked.model.revisions["r1"].counting = SlowForLong()
+        faked.model.revisions["r1"].counting = SlowCounting(5.0, only_long=True)
         texts = ("1 " * 50_000, "2", "3")
         requests = [faked.request(text, source=KAFKA, truncate="TRUNCATE_END") for text in texts]
         faked.produce(requests[0], large=True)
@@ -85,33 +69,101 @@ async def test_a_text_that_takes_long_to_count_keeps_no_other_waiting() -> None:
 @in_virtual_time
 async def test_a_long_text_is_no_longer_counted_once_its_caller_has_gone() -> None:
     async with FakedPipeline(new_engine()).started() as faked:
-        faked.model.revisions["r1"].counting = counting = SlowForLong()
+        faked.model.revisions["r1"].counting = counting = SlowCounting(5.0, only_long=True)
         request = faked.request(*("x" * 8000,) * 20)
         faked.grpc.batcher.add(request)
         await asyncio.sleep(7)
-        assert len(counting.long_calls) == 2
+        assert counting.begun == 2
         work = faked.pipeline.give_up(request)
         assert work is not None
         await asyncio.wait((work,))
         assert not request.inputs
         await asyncio.sleep(60)
-        assert len(counting.long_calls) == 2
+        assert counting.begun == 2
         assert faked.pipeline.give_up(request) is None
         await faked.drain()
 
 
 @in_virtual_time
 async def test_a_caller_that_goes_away_while_tokens_are_counted_leaves_each_other_its_own() -> None:
-    class Slow(FakeCounting):
-        @override
-        async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
-            await asyncio.sleep(1)
-            return await super().count(texts, long=long)
-
     async with FakedPipeline(new_engine(slowness=20.0)).started() as faked:
         await faked.occupy()
-        faked.model.revisions["r1"].counting = Slow(FakeTokenizer())
+        faked.model.revisions["r1"].counting = SlowCounting(1.0)
         gone, other = asyncio.create_task(faked.embed("100")), asyncio.create_task(faked.embed("200"))
         await asyncio.sleep(0.5)
         gone.cancel()
         assert vectors(await other)[0][0] == 1 + 200 + 2
+
+
+@in_virtual_time
+async def test_a_caller_that_goes_away_takes_its_inputs_out_of_the_queue() -> None:
+    engine = new_engine(slowness=100.0)
+    async with FakedPipeline(engine).started() as faked:
+        await faked.occupy()
+        call = asyncio.create_task(faked.embed("3"))
+        await asyncio.sleep(0.001)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await asyncio.sleep(10)
+    assert sum(batch.query_count for batch in engine.batches) == 2
+    assert faked.model.admission.total == 0
+
+
+@in_virtual_time
+async def test_calls_that_were_answered_leave_nothing_to_the_collector_of_cycles() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        async with FakedPipeline(new_engine()).started() as faked:
+            answered = {(await faked.embed(f"{number}")).request_id for number in range(50)}
+            kept = {request_of(one).request_id for one in gc.get_objects() if isinstance(one, Query)}
+    finally:
+        gc.enable()
+    assert len(answered) == 50
+    assert len(kept & answered) <= 1  # the last one's batch may still be on its way out
+
+
+@in_virtual_time
+async def test_a_call_does_not_wait_for_the_reply_to_a_record_of_its_batch() -> None:
+    async with FakedPipeline(new_engine(slowness=100.0)).started() as faked:
+        await faked.occupy()
+        faked.produce(faked.request("3", source=KAFKA))
+        call = asyncio.create_task(faked.embed("4"))
+        faked.kafka.delivering.clear()
+        assert (await call).code is Code.OK
+        await asyncio.sleep(10)
+        assert not faked.kafka.replied
+        held = faked.model.admission.total
+        faked.kafka.delivering.set()
+        await faked.drain()
+        assert held == 3 * 3  # three tokens of each record, and none of the call
+
+
+@in_virtual_time
+async def test_requests_of_a_partition_that_was_given_back_are_dropped() -> None:
+    engine = new_engine(slowness=100.0)
+    async with FakedPipeline(engine).started() as faked:
+        under_way = await faked.occupy()
+        faked.produce(*(faked.request("3", source=KAFKA) for _ in range(5)))
+        await asyncio.sleep(0.001)
+        faked.pipeline.forget(lambda request: request not in under_way)
+        await asyncio.sleep(10)
+        assert faked.kafka.replied == under_way
+        assert faked.model.admission.total == 0
+        await faked.drain()
+
+
+@in_virtual_time
+async def test_a_drain_leaves_what_no_server_can_do_to_the_next_reader() -> None:
+    engine = new_engine(slowness=50.0)
+    async with FakedPipeline(engine).started() as faked:
+        faked.members.leave(engine)
+        record = faked.request("1", source=KAFKA)
+        faked.produce(record)
+        await asyncio.sleep(1)
+        began_s = asyncio.get_running_loop().time()
+        await faked.drain()
+        assert asyncio.get_running_loop().time() - began_s < 1
+        assert not faked.kafka.replied
+        assert not record_of(record).completed
+        assert faked.model.admission.total == 0

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from typing_extensions import override
-
-from aggregator.engine import PoolMembers
 from aggregator.errors import Code, ModelServerLost
 from aggregator.request.request import Request
 from aggregator.request.vector import Vector
 from aggregator.scheduler.work_item import Priority
-from aggregator.tokenizers.tokenizer import TokenBatch
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_source import KAFKA
 from tests.support.fake_tokenizer import FakeTokenizer
-from tests.support.faked_pipeline import DESCRIPTION, MODEL, FakeCounting, FakedPipeline, new_engine
+from tests.support.faked_pipeline import DESCRIPTION, MODEL, FakedPipeline, SlowCounting, new_engine
 from tests.support.until import until
 from tests.support.virtual_time import in_virtual_time
 
@@ -30,8 +26,7 @@ async def test_kafka_waits_for_a_first_model_server_without_limit() -> None:
         await asyncio.sleep(100)
         assert not faked.kafka.replied
         assert faked.kafka.paused(MODEL, Priority.DEFAULT)
-        assert faked.pool.members is not None
-        faked.pool.members.join(new_engine(), FakeTokenizer())
+        faked.members.join(new_engine(), FakeTokenizer())
         await asyncio.sleep(1)
         assert [request.code for request in faked.kafka.replied] == [Code.OK]
         assert not faked.kafka.paused(MODEL, Priority.DEFAULT)
@@ -56,11 +51,10 @@ async def test_calls_wait_a_minute_from_the_start_for_a_first_server_and_records
 async def test_calls_wait_a_minute_for_another_server_when_the_last_one_went_and_records_wait_on() -> None:
     engine = new_engine(slowness=1e6)
     async with FakedPipeline(engine).started() as faked:
-        assert faked.pool.members is not None
         calls = [asyncio.create_task(faked.embed(f"{number} 2 3")) for number in range(300)]
         faked.produce(faked.request("1", source=KAFKA))
         await asyncio.sleep(0.5)
-        faked.pool.members.leave(engine)
+        faked.members.leave(engine)
         await asyncio.sleep(59.8)
         calls.append(asyncio.create_task(faked.embed("1")))
         await asyncio.sleep(0.1)
@@ -72,7 +66,7 @@ async def test_calls_wait_a_minute_for_another_server_when_the_last_one_went_and
         assert (await faked.embed("1")).code is Code.UNAVAILABLE
         assert set(codes) == {Code.UNAVAILABLE}
         assert not faked.kafka.replied
-        faked.pool.members.join(new_engine(description=replace(DESCRIPTION, address="server-2:1")), FakeTokenizer())
+        faked.members.join(new_engine(description=replace(DESCRIPTION, address="server-2:1")), FakeTokenizer())
         await asyncio.sleep(1)
         assert [request.code for request in faked.kafka.replied] == [Code.OK]
         for call in calls:
@@ -91,8 +85,7 @@ async def test_a_call_waits_for_the_first_server_of_a_model_that_scales_to_zero_
         await asyncio.sleep(30)
         assert (await short).code is Code.DEADLINE_EXCEEDED
         assert not any(call.done() for call in waiting)
-        assert faked.pool.members is not None
-        faked.pool.members.join(new_engine(), FakeTokenizer())
+        faked.members.join(new_engine(), FakeTokenizer())
         assert [(await call).code for call in waiting] == [Code.OK, Code.OK]
 
 
@@ -111,8 +104,7 @@ async def test_a_drain_tells_calls_that_wait_for_a_first_server_to_go_elsewhere(
 async def test_waiting_for_a_model_server_can_be_bounded() -> None:
     engine = new_engine()
     async with FakedPipeline(engine, max_unavailable_s=30.0).started() as faked:
-        assert faked.pool.members is not None
-        faked.pool.members.leave(engine)
+        faked.members.leave(engine)
         faked.produce(faked.request("1", source=KAFKA))
         await asyncio.sleep(29)
         assert not faked.kafka.replied
@@ -125,13 +117,12 @@ async def test_what_a_revision_decided_is_decided_anew_by_the_one_that_takes_ove
     old = new_engine(slowness=1000.0)
     wider = replace(DESCRIPTION, address="new:1", model_revision="r2", dimensions=8, normalizes=True)
     async with FakedPipeline(old).started() as faked:
-        assert faked.pool.members is not None
         await faked.occupy()
         waiting = faked.request("3", source=KAFKA)
         faked.produce(waiting)
         await asyncio.sleep(0.001)
-        faked.pool.members.join(new_engine(description=wider), FakeTokenizer())
-        faked.pool.members.leave(old)
+        faked.members.join(new_engine(description=wider), FakeTokenizer())
+        faked.members.leave(old)
         await asyncio.sleep(0.5)
         assert waiting.code is Code.OK
         assert (waiting.options.dimensions, waiting.options.normalize) == (8, True)
@@ -141,16 +132,15 @@ async def test_what_a_revision_decided_is_decided_anew_by_the_one_that_takes_ove
 async def test_a_server_that_comes_back_under_its_revision_with_other_limits_is_taken_at_its_word() -> None:
     old = new_engine()
     async with FakedPipeline(old).started() as faked:
-        assert faked.pool.members is not None
         assert (await faked.embed("1 " * 40)).code is Code.OUT_OF_RANGE
-        faked.pool.members.leave(old)
+        faked.members.leave(old)
         waiting = faked.request("1 " * 40, source=KAFKA)
         faked.produce(waiting)
         await asyncio.sleep(0.001)
         longer = new_engine(
             description=replace(DESCRIPTION, instance_id="2", max_input_tokens=64, step_query_capacity=1)
         )
-        faked.pool.members.join(longer, FakeTokenizer())
+        faked.members.join(longer, FakeTokenizer())
         assert (await faked.embed("1 " * 40)).code is Code.OK
         await asyncio.gather(*(faked.embed(str(number)) for number in range(10)))
         assert {batch.query_count for batch in longer.batches} == {1}
@@ -162,10 +152,9 @@ async def test_what_fails_at_a_revision_that_was_taken_over_goes_to_the_new_one(
     old = new_engine(slowness=1000.0, failures=[ModelServerLost("gone"), ModelServerLost("gone")])
     new = new_engine(description=replace(DESCRIPTION, address="new:1", model_revision="r2"))
     async with FakedPipeline(old).started() as faked:
-        assert faked.pool.members is not None
         under_way = await faked.occupy()
-        faked.pool.members.join(new, FakeTokenizer())
-        faked.pool.members.leave(old)
+        faked.members.join(new, FakeTokenizer())
+        faked.members.leave(old)
         await asyncio.sleep(10)
         assert {request.code for request in faked.kafka.replied} == {Code.OK}
         assert sorted(map(id, faked.kafka.replied)) == sorted(map(id, under_way))
@@ -173,24 +162,23 @@ async def test_what_fails_at_a_revision_that_was_taken_over_goes_to_the_new_one(
 
 
 @asynccontextmanager
-async def half_answered() -> AsyncGenerator[tuple[FakedPipeline, Request, PoolMembers, FakeEngine, FakeEngine]]:
+async def half_answered() -> AsyncGenerator[tuple[FakedPipeline, Request, FakeEngine, FakeEngine]]:
     """A record's request of many inputs, some with their vectors; the engine that computes, one of another revision."""
     old = new_engine(slowness=100.0)
     new = new_engine(description=replace(DESCRIPTION, address="new:1", model_revision="r2"))
     async with FakedPipeline(old).started() as faked:
-        assert faked.pool.members is not None
         request = faked.request(*(f"{number} 1 1 1 1 1 1 1" for number in range(50)), source=KAFKA)
         faked.produce(request)
         await until(lambda: request.remaining < 50)
-        yield faked, request, faked.pool.members, old, new
+        yield faked, request, old, new
         await faked.drain()
 
 
 @in_virtual_time
 async def test_a_request_that_is_half_answered_when_another_revision_takes_over_begins_anew() -> None:
-    async with half_answered() as (faked, request, members, old, new):
-        members.join(new, FakeTokenizer())
-        members.leave(old)
+    async with half_answered() as (faked, request, old, new):
+        faked.members.join(new, FakeTokenizer())
+        faked.members.leave(old)
         await asyncio.sleep(30)
         assert faked.kafka.replied == [request]
         revisions = {outcome.batch.model_revision for outcome in request.outcomes if isinstance(outcome, Vector)}
@@ -199,32 +187,25 @@ async def test_a_request_that_is_half_answered_when_another_revision_takes_over_
 
 @in_virtual_time
 async def test_a_half_answered_request_whose_partition_is_revoked_is_not_begun_anew_by_another_revision() -> None:
-    async with half_answered() as (faked, request, members, old, new):
+    async with half_answered() as (faked, request, old, new):
         old.failures += [ModelServerLost("gone"), ModelServerLost("gone")]
         faked.pipeline.forget(lambda each: each is request)
-        members.join(new, FakeTokenizer())
-        members.leave(old)
+        faked.members.join(new, FakeTokenizer())
+        faked.members.leave(old)
         await asyncio.sleep(30)
         assert (faked.kafka.replied, new.batches, faked.model.admission.total) == ([], [], 0)
 
 
 @in_virtual_time
 async def test_a_request_whose_tokens_are_counted_while_another_revision_takes_over_goes_there() -> None:
-    class Slow(FakeCounting):
-        @override
-        async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
-            await asyncio.sleep(1)
-            return await super().count(texts, long=long)
-
     old = new_engine()
     new = new_engine(description=replace(DESCRIPTION, address="new:1", model_revision="r2"))
     async with FakedPipeline(old).started() as faked:
-        assert faked.pool.members is not None
-        faked.model.revisions["r1"].counting = Slow(FakeTokenizer())
+        faked.model.revisions["r1"].counting = SlowCounting(1.0)
         call = asyncio.create_task(faked.embed("1", in_s=60))
         await asyncio.sleep(0.5)
-        faked.pool.members.join(new, FakeTokenizer())
-        faked.pool.members.leave(old)
+        faked.members.join(new, FakeTokenizer())
+        faked.members.leave(old)
         request = await call
         assert request.code is Code.OK
         assert new.batches

@@ -81,17 +81,30 @@ class LoopOverFakes:
         assert self.engine_loop.join(WAIT_S)
 
 
-@pytest.fixture
-def engine() -> FakeStepEngine:
-    engine = FakeStepEngine()
+def opened(facts: EngineFacts | None = None) -> FakeStepEngine:
+    """An engine whose steps do not wait."""
+    engine = FakeStepEngine(facts or facts_of())
     engine.gate.set()
     return engine
 
 
+def serving(*engines: FakeStepEngine) -> LoopOverFakes:
+    loop = LoopOverFakes(*engines)
+    loop.until(EngineState.SERVING)
+    return loop
+
+
+REBUILT = (EngineState.SERVING, EngineState.REBUILDING, EngineState.SERVING)
+
+
+@pytest.fixture
+def engine() -> FakeStepEngine:
+    return opened()
+
+
 @pytest.fixture
 def loop(engine: FakeStepEngine) -> Iterator[LoopOverFakes]:
-    loop = LoopOverFakes(engine)
-    loop.until(EngineState.SERVING)
+    loop = serving(engine)
     yield loop
     engine.gate.set()
     loop.close()
@@ -139,17 +152,15 @@ def test_when_a_merged_step_fails_its_batches_run_again_apart_and_the_innocent_a
 
 
 def test_when_the_engine_breaks_the_waiting_are_refused_and_a_new_engine_serves() -> None:
-    first, second = FakeStepEngine(), FakeStepEngine()
-    second.gate.set()
-    loop = LoopOverFakes(first, second)
-    loop.until(EngineState.SERVING)
+    first, second = FakeStepEngine(), opened()
+    loop = serving(first, second)
     hold(loop, first, batch_of([DEADLY]))
     loop.send(sized(100), sized(3))
     first.gate.set()
     culprit, *innocent = loop.client.wait(3)
     assert isinstance(culprit, StepFailed)
     assert all(isinstance(outcome, NotServing) for outcome in innocent)
-    loop.until(EngineState.SERVING, EngineState.REBUILDING, EngineState.SERVING)
+    loop.until(*REBUILT)
     assert first.closed
     loop.send(sized(5))
     assert isinstance(loop.client.wait(4)[3], Answer)
@@ -158,23 +169,20 @@ def test_when_the_engine_breaks_the_waiting_are_refused_and_a_new_engine_serves(
 
 
 def test_of_a_merged_step_that_breaks_the_engine_nobody_is_blamed() -> None:
-    first, second = FakeStepEngine(), FakeStepEngine()
-    second.gate.set()
-    loop = LoopOverFakes(first, second)
-    loop.until(EngineState.SERVING)
+    first, second = FakeStepEngine(), opened()
+    loop = serving(first, second)
     hold(loop, first, sized(4))
     loop.send(batch_of([DEADLY]), batch_of([1]))
     first.gate.set()
     _, *merged = loop.client.wait(3)
     assert all(isinstance(outcome, EngineBroken) for outcome in merged)
-    loop.until(EngineState.SERVING, EngineState.REBUILDING, EngineState.SERVING)
+    loop.until(*REBUILT)
     loop.close()
 
 
 def test_a_report_tells_the_steps_time_the_idle_time_before_it_and_the_wait() -> None:
     engine = FakeStepEngine()
-    loop = LoopOverFakes(engine)
-    loop.until(EngineState.SERVING)
+    loop = serving(engine)
     loop.now_s = 10.0
     hold(loop, engine, sized(4))
     loop.now_s = 11.0
@@ -208,10 +216,7 @@ def test_a_step_that_takes_too_long_is_noticed(loop: LoopOverFakes, engine: Fake
 
 
 def test_eight_failed_steps_in_a_row_take_the_engine_out_of_service(engine: FakeStepEngine) -> None:
-    second = FakeStepEngine()
-    second.gate.set()
-    loop = LoopOverFakes(engine, second)
-    loop.until(EngineState.SERVING)
+    loop = serving(engine, opened())
     for _ in range(7):
         loop.send(batch_of([POISON], alone=True))
     loop.send(batch_of([1], alone=True))
@@ -220,27 +225,21 @@ def test_eight_failed_steps_in_a_row_take_the_engine_out_of_service(engine: Fake
     loop.client.wait(15)
     assert [state for state, _ in loop.states] == [EngineState.SERVING], "a good step in between counts"
     loop.send(batch_of([POISON], alone=True))
-    loop.until(EngineState.SERVING, EngineState.REBUILDING, EngineState.SERVING)
+    loop.until(*REBUILT)
     assert engine.closed
     loop.close()
 
 
 def test_an_engine_that_breaks_again_before_its_first_good_step_ends_the_process(engine: FakeStepEngine) -> None:
-    second = FakeStepEngine()
-    second.gate.set()
-    loop = LoopOverFakes(engine, second)
-    loop.until(EngineState.SERVING)
+    loop = serving(engine, opened())
     loop.send(batch_of([1]), batch_of([DEADLY], alone=True))
-    loop.until(EngineState.SERVING, EngineState.REBUILDING, EngineState.SERVING)
+    loop.until(*REBUILT)
     loop.send(batch_of([DEADLY], alone=True))
-    loop.until(EngineState.SERVING, EngineState.REBUILDING, EngineState.SERVING, EngineState.FAILED)
+    loop.until(*REBUILT, EngineState.FAILED)
 
 
 def test_on_a_gpu_an_engine_that_breaks_is_not_built_again_in_the_process_that_holds_its_memory() -> None:
-    first, never = FakeStepEngine(replace(facts_of(), on_cpu=False)), FakeStepEngine()
-    first.gate.set()
-    loop = LoopOverFakes(first, never)
-    loop.until(EngineState.SERVING)
+    loop = serving(opened(replace(facts_of(), on_cpu=False)), FakeStepEngine())
     loop.send(batch_of([DEADLY]))
     loop.until(EngineState.SERVING, EngineState.FAILED)
 
@@ -264,10 +263,8 @@ def test_only_an_error_that_the_gpu_keeps_ends_the_process(error: str, lost: boo
     )
 )
 def test_every_batch_gets_one_outcome_and_only_those_with_poison_fail(batches: list[list[list[int]]]) -> None:
-    engine = FakeStepEngine()
-    engine.gate.set()
-    loop = LoopOverFakes(engine)
-    loop.until(EngineState.SERVING)
+    engine = opened()
+    loop = serving(engine)
     sent = [batch_of(*queries) for queries in batches]
     hold(loop, engine, sized(4))
     loop.send(*sent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -140,3 +141,8 @@ def test_the_revision_follows_from_configuration_and_weights(model: Path) -> Non
     assert retrained != before, "weights of the same size, trained again"
     write(model, "config.json", {"vocab_size": 101})
     assert model_files.read(model, "").revision not in (before, retrained)
+
+
+def test_the_fingerprint_is_the_digest_of_names_sizes_and_contents_in_the_order_of_the_names() -> None:
+    expected = hashlib.sha256(b"a.json\0002\000{}tokenizer.json\0003\000abc").hexdigest()
+    assert tokenizer_fingerprint({"tokenizer.json": b"abc", "a.json": b"{}"}) == expected

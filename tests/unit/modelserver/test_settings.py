@@ -16,11 +16,6 @@ def test_options_of_vllm_are_a_mapping_in_the_environment(monkeypatch: pytest.Mo
     assert settings.grpc.drain_timeout_s == ModelServerSettings().grpc.drain_timeout_s
 
 
-def test_settings_made_in_code_do_not_read_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(f"{ENV_PREFIX}MODEL__PATH", "/env")
-    assert ModelServerSettings().model.path == ""
-
-
 def test_help_says_every_setting_its_choices_and_its_default() -> None:
     text = help_text(ModelServerSettings, ENV_PREFIX)
     assert f"{ENV_PREFIX}ENGINE__DTYPE  <auto|float32|bfloat16|float16>  [default auto]" in text

@@ -84,28 +84,30 @@ def test_a_step_holds_as_many_queries_as_one_message_can_answer_and_no_more(dime
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "known"),
     [
-        {"floor_s": 0.0},
-        {"fixed_s": 0.0},
-        {"per_token_s": 0.0},
-        {"floor_s": 0.0, "fixed_s": 0.0},
-        {"saturation_point": 1, "rule": "throughput", "max_tokens": 77},
+        ({"floor_s": 0.0}, True),
+        ({"fixed_s": 0.0}, True),
+        ({"per_token_s": 0.0}, True),
+        ({"floor_s": 0.0, "fixed_s": 0.0}, True),
+        ({"saturation_point": 1, "rule": "throughput", "max_tokens": 77}, True),
+        ({"floor_s": 0.0, "fixed_s": 0.0, "per_token_s": 0.0}, False),
+        ({"floor_s": math.inf}, False),
+        ({"per_token_s": -1e-9}, False),
+        ({"saturation_point": 0}, False),
+        ({"rule": ""}, False),
     ],
 )
-def test_a_curve_may_lack_all_but_one_of_its_times(changes: dict[str, Any]) -> None:
+def test_a_curve_may_lack_all_but_one_of_its_times_and_is_none_if_no_step_could_follow_it(
+    changes: dict[str, Any], *, known: bool
+) -> None:
     said = describe_response()
     for name, value in changes.items():
         setattr(said.profile, name, value)
     profile = said.profile
-    assert checked_description("a:1", said).curve == Curve(
-        profile.floor_s,
-        profile.fixed_s,
-        profile.per_token_s,
-        profile.saturation_point,
-        Rule(profile.rule),
-        profile.max_tokens,
-    )
+    times = (profile.floor_s, profile.fixed_s, profile.per_token_s)
+    curve = Curve(*times, profile.saturation_point, Rule(profile.rule), profile.max_tokens) if known else None
+    assert checked_description("a:1", said).curve == curve
 
 
 def test_the_sizes_that_a_server_has_graphs_for_are_part_of_its_curve() -> None:
@@ -113,23 +115,6 @@ def test_the_sizes_that_a_server_has_graphs_for_are_part_of_its_curve() -> None:
     assert curve is not None
     assert curve.capture_sizes == (8, 16, 64)
     assert curve.time_s(17) == curve.time_s(64)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"floor_s": math.inf},
-        {"per_token_s": -1e-9},
-        {"saturation_point": 0},
-        {"rule": ""},
-        {"floor_s": 0.0, "fixed_s": 0.0, "per_token_s": 0.0},
-    ],
-)
-def test_what_no_step_could_follow_is_no_curve(changes: dict[str, Any]) -> None:
-    said = describe_response()
-    for name, value in changes.items():
-        setattr(said.profile, name, value)
-    assert checked_description("a:1", said).curve is None
 
 
 def test_the_vectors_come_in_the_order_of_their_queries_with_what_the_step_was_like() -> None:
@@ -208,14 +193,10 @@ def test_whatever_would_make_answers_differ_between_two_servers_is_named(changes
     assert differences(description(), replace(description(), **changes)) == [named]
 
 
-def test_servers_may_differ_in_speed_and_size() -> None:
-    other = description(address="b:1", instance_id="2", step_token_capacity=9, step_query_capacity=9, curve=None)
-    assert differences(description(), other) == []
-
-
-def test_servers_that_embed_may_take_inputs_of_different_lengths_and_those_that_generate_may_not() -> None:
+def test_servers_may_differ_in_speed_and_size_but_for_the_context_of_those_that_generate() -> None:
     costs = GenerationCosts(0.01, 0.001, 0.0001, 4096, 8)
-    assert differences(description(), description(max_input_tokens=512)) == []
+    sizes = {"step_token_capacity": 9, "step_query_capacity": 9, "max_input_tokens": 512, "curve": None}
+    assert differences(description(), description(address="b:1", instance_id="2", **sizes)) == []
     one, other = description(generation=costs), description(generation=costs, max_input_tokens=512)
     assert differences(one, other) == ["max_input_tokens 256, not 512"]
 

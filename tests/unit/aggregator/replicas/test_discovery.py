@@ -1,15 +1,23 @@
-"""Model servers are found by address, by name and by Service, and all together."""
+"""Model servers and aggregators are found by address, by name and by Service, and followed as they come and go."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
+from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.replicas import discovery
-from aggregator.replicas.discovery import Discovery, Target
+from aggregator.replicas.discovery import EVERY_S, Discovery, ReadyAggregators, Target, look_up, resolved
+from aggregator.settings.addresses import DnsAddress
 from tests.support.fake_kubernetes import SLICES, FakeKubernetesApi, slice_of
+from tests.support.until import until
+from tests.support.virtual_time import in_virtual_time, run
 
 PATH = f"{SLICES.format(namespace='ns')}/one"
 
@@ -55,3 +63,84 @@ async def test_the_addresses_of_names_join_the_others_as_they_come_and_go(monkey
     now["a"] = {"10.0.0.2"}
     assert await first(targets) == {"m x:1", "m 10.0.0.2:2", "n 10.0.1.1:3"}
     await targets.aclose()  # type: ignore[attr-defined]  # an async generator
+
+
+class Resolver:
+    """Answers in turn, the last one for ever; an error is raised."""
+
+    def __init__(self, *answers: Sequence[str] | OSError) -> None:
+        self._answers = list(answers)
+        self.asked_s: list[float] = []
+
+    async def __call__(self, name: str, port: int) -> frozenset[str]:
+        assert (name, port) == ("servers", 50061)
+        self.asked_s.append(asyncio.get_running_loop().time())
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, OSError):
+            raise answer
+        return frozenset(answer)
+
+
+ADDRESS = DnsAddress("servers", 50061)
+
+
+@in_virtual_time
+async def test_every_change_is_given_and_nothing_else() -> None:
+    resolver = Resolver(["a"], ["a"], ["a", "b"], ["b"])
+    answers = resolved(ADDRESS, resolver)
+    assert [await anext(answers) for _ in range(3)] == [{"a"}, {"a", "b"}, {"b"}]
+    await answers.aclose()
+    assert resolver.asked_s == [resolver.asked_s[0] + EVERY_S * times for times in range(4)]
+    assert EVERY_S < 5  # so long may a new server wait for its first batch
+
+
+def test_a_resolver_that_is_away_changes_nothing_and_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    away = socket.gaierror(socket.EAI_AGAIN, "away")
+    resolver = Resolver(["a"], away, away, away, ["a"], away, ["c"])
+
+    async def check() -> None:
+        answers = resolved(ADDRESS, resolver)
+        assert [await anext(answers) for _ in range(2)] == [{"a"}, {"c"}]
+        await answers.aclose()
+
+    with caplog.at_level(logging.WARNING):
+        run(check())
+    assert len(caplog.records) == 2
+
+
+async def test_addresses_of_both_kinds_are_written_as_grpc_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def getaddrinfo(name: str, port: int, **options: Any) -> list[Any]:
+        assert (name, options) == ("servers", {"type": socket.SOCK_STREAM})
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", port)),
+            (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::1", port, 0, 0)),
+        ]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    assert await look_up("servers", 1) == {"10.0.0.1:1", "[fd00::1]:1"}
+
+
+@asynccontextmanager
+async def counting(ready: ReadyAggregators) -> AsyncGenerator[None]:
+    task = asyncio.create_task(ready.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_endpoints_of_a_service_divide_a_rate_as_they_come_and_go() -> None:
+    api = FakeKubernetesApi()
+    api.put(PATH, slice_of("10.0.0.1", "10.0.0.2"))
+    async with api.started():
+        ready = ReadyAggregators("k8s://a.ns:50051", api.client)
+        quotas = Quotas(QuotaPolicy(100.0, burst_s=1.0), ready)
+        assert ready() == 1
+        async with counting(ready):
+            await until(lambda: ready() == 2)
+            assert quotas.wait_s("a", 50, 0.0) == 0
+            quotas.charge("a", 50, 0.0)
+            assert quotas.wait_s("a", 50, 0.0) == 1.0  # half the rate, and so twice the time
+            api.delete(PATH)
+            await until(lambda: ready() == 1)  # this one is there, whatever the API says

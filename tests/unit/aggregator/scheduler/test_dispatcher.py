@@ -219,33 +219,12 @@ def test_a_batch_that_was_refused_goes_again_at_no_charge_once_the_server_had_a_
     assert (again.attempt, again.items) == (0, batch.items)
 
 
-def test_a_refused_retry_is_no_first_attempt() -> None:
-    pool = Pool("a", "b")
-    pool.put(10)
-    pool.failed(pool.batch(), NOW_S)
-    retry = pool.batch(NOW_S + 1)
-    pool.dispatcher.refused(retry, NOW_S + 1, 0.5)
-    again = pool.batch(NOW_S + 2)
-    assert (again.attempt, again.retry) == (1, retry.retry)
-
-
 def test_deadlines_pass_for_what_waits_to_be_sent_again() -> None:
     pool = Pool("a", "b")
     query, item = pool.put(10, deadline_s=NOW_S + 0.5)
     pool.dispatcher.failed(pool.batch(), NOW_S, 0.9)
     assert list(pool.dispatcher.waiting()) == [item]
     assert pool.nothing(NOW_S + 0.5).expired == [query]
-
-
-def test_a_retry_is_cut_to_the_budget_of_its_new_server() -> None:
-    pool = Pool("a")
-    for _ in range(10):
-        pool.put(10)
-    batch = pool.batch()
-    pool.dispatcher.replicas["b"] = replica("b", token_budget=40)
-    pool.failed(batch, NOW_S)
-    del pool.dispatcher.replicas["a"]
-    assert [each.token_count for each in pool.due(NOW_S + 1).batches] == [40]
 
 
 def test_equal_inputs_are_shared_or_not_as_the_policy_says() -> None:
@@ -265,17 +244,6 @@ def test_a_replica_that_comes_free_is_spare_again_where_there_are_many() -> None
     for batch in pool.due().batches:
         pool.dispatcher.done(batch, report(100), NOW_S + 0.014)
     assert len(pool.dispatcher.replicas.in_use) == ENOUGH
-
-
-def test_a_shared_replica_is_sent_half_of_its_budget_where_more_waits() -> None:
-    pool = Pool("a", warm=True)
-    one = pool.dispatcher.replicas["a"]
-    for number in range(10):
-        one.sent(str(number), 10, NOW_S)
-        one.ended(str(number), NOW_S, report(20))
-    for _ in range(6):
-        pool.put(10)
-    assert pool.batch().token_count == 50
 
 
 def test_a_batch_that_is_not_full_is_paced_while_a_replica_runs_but_not_past_a_deadline_nor_at_the_end() -> None:

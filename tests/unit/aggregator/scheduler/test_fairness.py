@@ -39,6 +39,12 @@ class FilledQueue:
             item_of(popped).queued = False
         return popped
 
+    def serve(self, served: Counter[str]) -> None:
+        """Count the next query's tokens for its tenant."""
+        place = self.pop()
+        assert place is not None
+        served[place.tenant] += item_of(place).token_count
+
     def tenants(self, count: int) -> str:
         """The tenants of the next places."""
         return "".join(place.tenant for _ in range(count) if (place := self.pop()) is not None)
@@ -51,9 +57,7 @@ def test_tenants_share_tokens_not_queries() -> None:
         queue.push("b", 10)
     served = Counter[str]()
     for _ in range(200):
-        place = queue.pop()
-        assert place is not None
-        served[place.tenant] += item_of(place).token_count
+        queue.serve(served)
     assert abs(served["a"] - served["b"]) <= 30
 
 
@@ -74,9 +78,7 @@ def test_while_tenants_wait_their_service_differs_by_no_more_than_two_of_the_lar
         queue.push(tenant, tokens)
     served = Counter[str]()
     for _ in range(30):
-        place = queue.pop()
-        assert place is not None
-        served[place.tenant] += item_of(place).token_count
+        queue.serve(served)
     assert max(served[tenant] for tenant in "abc") - min(served[tenant] for tenant in "abc") <= 2 * 50
 
 

@@ -77,12 +77,6 @@ def test_the_lookahead_is_of_all_classes_together() -> None:
     assert sizes(pack(packer)) == [60]
 
 
-def test_what_was_passed_over_opens_the_next_batch() -> None:
-    _, packer = filled([60, 50, 40, 45])
-    assert sizes(pack(packer)) == [60, 40]
-    assert sizes(pack(packer)) == [50, 45]
-
-
 def test_what_was_passed_over_opens_the_next_batch_though_others_are_more_urgent() -> None:
     put, packer = filled([60, 50])
     assert sizes(pack(packer)) == [60]

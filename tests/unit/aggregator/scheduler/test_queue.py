@@ -67,19 +67,6 @@ def test_equal_inputs_share_one_entry_which_has_the_best_class_and_the_earliest_
     assert here.packed() == [first[0]]
 
 
-def test_a_waiter_that_leaves_takes_its_rank_along_and_the_last_one_the_entry() -> None:
-    here = setting()
-    background = here.put(5, BACKGROUND, ids=b"same")
-    interactive = here.put(5, INTERACTIVE, ids=b"same")
-    other = here.put(5, DEFAULT)
-    assert here.queue.cancel(interactive[0])
-    assert here.packed(5) == [other[0]]
-    assert here.queue.cancel(background[0])
-    assert not here.queue.cancel(background[0])
-    assert len(here.queue) == here.queue.tokens == 0
-    assert here.packed() == []
-
-
 def test_a_waiter_of_another_tenant_is_served_in_the_turn_of_its_own() -> None:
     here = setting()
     for _ in range(50):
@@ -108,14 +95,6 @@ def test_a_joined_entry_does_not_lose_its_place_when_the_one_who_joined_goes() -
     assert here.packed(5) == [first[0]]
 
 
-def test_a_taken_entry_is_not_joined_any_more() -> None:
-    here = setting()
-    _, under_way = here.put(5, ids=b"same")
-    here.packed()
-    _, item = here.put(5, ids=b"same")
-    assert item is not under_way
-
-
 def test_cancelling_what_is_under_way_or_completed_says_so() -> None:
     here = setting()
     query = here.put(5)[0]
@@ -123,13 +102,6 @@ def test_cancelling_what_is_under_way_or_completed_says_so() -> None:
     assert not here.queue.cancel(query)
     assert query.done
     assert not here.queue.cancel(query)
-
-
-def test_what_was_cancelled_does_not_expire() -> None:
-    here = setting()
-    cancelled, late = (here.put(5, deadline_s=deadline_s)[0] for deadline_s in (1.0, 2.0))
-    here.queue.cancel(cancelled)
-    assert here.queue.expire(2.0) == [late]
 
 
 def test_the_aged_are_found_by_class_in_order_of_arrival() -> None:
@@ -157,20 +129,12 @@ def test_a_better_deadline_does_not_make_a_shared_entry_younger() -> None:
     assert here.queue.aged(0.55) is item
 
 
-def test_of_those_aged_at_once_the_better_class_goes_first() -> None:
-    here = setting()
-    background, interactive = here.put(5, BACKGROUND)[1], here.put(5, INTERACTIVE)[1]
-    assert here.queue.aged(9.0) is interactive
-    here.queue.take(interactive, None)
-    assert here.queue.aged(9.0) is background
-
-
-def test_an_input_is_aged_only_after_the_whole_of_what_its_class_may_wait() -> None:
+def test_an_input_is_aged_only_after_the_whole_of_what_its_class_may_wait_and_the_better_class_goes_first() -> None:
     here = setting(QueuePolicy(max_wait_s=(1.0, 2.0, 4.0)))
-    for priority, max_wait_s in zip(Priority, (1.0, 2.0, 4.0), strict=True):
-        item = here.put(5, priority)[1]
+    waiting = [here.put(5, priority)[1] for priority in reversed(Priority)]
+    for item, max_wait_s in zip(reversed(waiting), (1.0, 2.0, 4.0), strict=True):
         assert here.queue.aged(max_wait_s) is None
-        assert here.queue.aged(max_wait_s + 0.001) is item
+        assert here.queue.aged(max_wait_s + 0.001) is here.queue.aged(9.0) is item
         here.queue.take(item, None)
 
 

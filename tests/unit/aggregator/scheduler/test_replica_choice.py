@@ -8,7 +8,7 @@ from math import inf
 import pytest
 from typing_extensions import override
 
-from aggregator.scheduler.replica import Replica, SendReason, StepReport
+from aggregator.scheduler.replica import Replica, SendReason
 from aggregator.scheduler.replica_choice import Pace, ReplicaChoice, choose_replica
 from protos.modelserver.v1.curve import Curve, Rule
 from tests.support.replicas import CURVE, POLICY, replica
@@ -47,12 +47,6 @@ def test_an_idle_replica_is_passed_by_while_another_would_finish_sooner() -> Non
     assert turn.replica is None
     assert turn.wake_s == pytest.approx(5.028)  # when both are promised to have ended
     assert choose_replica([slow, fast], turn.wake_s, 50).replica is slow
-
-
-def test_an_idle_replica_that_would_finish_sooner_is_not_passed_by() -> None:
-    slower, fast = replica("slower", slower=1.5), replica("fast")
-    fast.sent("1", 100, 5.0)
-    assert choose_replica([slower, fast], 5.0, 50).replica is slower
 
 
 def test_a_slow_replica_takes_its_part_of_what_others_would_not_finish_sooner() -> None:
@@ -147,30 +141,6 @@ def test_neither_a_full_batch_nor_one_that_could_come_too_late_waits_nor_one_tha
     assert choose_replica(replicas, 5.001, 100, busy_pace()).replica is replicas[1]
     assert choose_replica(replicas, 5.001, 30, busy_pace(), deadline_s=5.012).replica is replicas[1]
     assert choose_replica(replicas, 5.001, 30, busy_pace(), deadline_s=5.020).replica is None
-
-
-def sharing(count: int = 10) -> Replica:
-    """A replica whose server merges this one's batches with another's."""
-    one = replica()
-    for number in range(count):
-        one.sent(str(number), 40, 0.0)
-        one.ended(str(number), 0.01, StepReport(80, 0.012, 0, 0.0, 0.0))
-    return one
-
-
-@pytest.mark.parametrize(("queued", "cut"), [(30, 100), (50, 100), (51, 50), (99, 50), (100, 100), (900, 100)])
-def test_where_others_send_too_a_batch_is_cut_so_that_two_fit_one_step(queued: int, cut: int) -> None:
-    assert sharing().batch_tokens(queued) == cut
-    assert replica(warm=True).batch_tokens(queued) == 100
-
-
-def test_what_others_have_queued_tells_of_them_too_and_one_reply_of_theirs_does_not() -> None:
-    one = replica()
-    for number in range(10):
-        one.sent(str(number), 60, 0.0)
-        one.ended(str(number), 0.01, StepReport(60, 0.010, 70, 0.0, 0.0))
-    assert one.batch_tokens(70) == 50
-    assert sharing(1).batch_tokens(70) == 100
 
 
 def test_an_answer_at_the_very_deadline_is_too_late() -> None:

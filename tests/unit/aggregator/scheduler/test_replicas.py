@@ -150,16 +150,10 @@ def test_a_failed_batch_teaches_nothing_but_frees_its_replica() -> None:
 
 
 def test_a_time_out_is_four_times_the_prediction_and_room_for_a_step_of_somebody_elses() -> None:
-    one = replica(token_budget=1000, warm=True)
-    assert one.sent("1", 1000, 5.0) == pytest.approx(4 * 2 * 0.104)
-    one.ended("1", 5.104, report(1000))
+    assert replica().sent("1", 10, 5.0) == POLICY.first_timeout_s  # before its first reply no prediction is trusted
+    assert replica(token_budget=1000, warm=True).sent("1", 1000, 5.0) == pytest.approx(4 * 2 * 0.104)
     assert replica(token_budget=10, warm=True).sent("1", 10, 5.0) == pytest.approx(4 * 2 * 0.010)
-    quick = replica(slower=0.1, warm=True)
-    assert quick.sent("1", 10, 5.0) == POLICY.min_timeout_s
-
-
-def test_before_the_first_reply_a_time_out_trusts_no_prediction() -> None:
-    assert replica().sent("1", 10, 5.0) == POLICY.first_timeout_s
+    assert replica(slower=0.1, warm=True).sent("1", 10, 5.0) == POLICY.min_timeout_s
 
 
 def test_the_first_reply_of_a_server_that_did_not_measure_itself_replaces_the_guess() -> None:
@@ -291,6 +285,11 @@ def test_a_replica_is_shared_where_replies_tell_of_others_batches(told: StepRepo
     assert shared_by([told] * 10).batch_tokens(60) == (50 if shared else 101)
 
 
+@pytest.mark.parametrize(("queued", "cut"), [(50, 101), (51, 50), (100, 50), (101, 101), (900, 101)])
+def test_where_others_send_too_a_batch_is_cut_so_that_two_fit_one_step(queued: int, cut: int) -> None:
+    assert shared_by([report(41)] * 10).batch_tokens(queued) == cut
+
+
 def test_a_replica_counts_as_shared_from_a_fifth_of_replies_on() -> None:
     half = shared_by([report(41)], sharing_gain=0.2).batch_tokens(60)
     assert (half, type(half)) == (50, int)
@@ -320,16 +319,17 @@ def staged(sent_s: float, told: StepReport) -> Replica:
     return one
 
 
-def test_idle_time_up_to_its_target_leaves_the_lead_as_it_is() -> None:
-    exactly = POLICY.idle_target * 0.014
-    assert staged(5.009, report(100, idle_s=exactly)).lead_s == POLICY.first_lead_s
-    assert staged(5.009, report(100, idle_s=2 * exactly)).lead_s > POLICY.first_lead_s
+TARGET_S = POLICY.idle_target * 0.014
 
 
-def test_the_lead_learns_nothing_from_a_batch_sent_later() -> None:
-    idle = report(100, idle_s=0.003)
-    assert staged(5.0135, idle).lead_s == POLICY.first_lead_s
-    assert staged(5.009, idle).lead_s == POLICY.first_lead_s + 0.003
+@pytest.mark.parametrize(
+    ("sent_s", "idle_s", "longer_s"),
+    [(5.009, TARGET_S, 0.0), (5.009, 2 * TARGET_S, 2 * TARGET_S), (5.009, 0.003, 0.003), (5.0135, 0.003, 0.0)],
+)
+def test_the_lead_grows_by_idle_time_above_its_target_unless_the_batch_was_sent_later(
+    sent_s: float, idle_s: float, longer_s: float
+) -> None:
+    assert staged(sent_s, report(100, idle_s=idle_s)).lead_s == POLICY.first_lead_s + longer_s
 
 
 def roomy(capacity: int = 1000, budget_controller: BudgetController | None = None) -> Replica:

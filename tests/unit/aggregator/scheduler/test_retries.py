@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, log2
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -77,9 +78,11 @@ class Pool:
             replica, token_budget=token_budget, idle=idle, others=len(self.replicas) > 1, now_s=self.now_s
         )
 
-    @property
-    def failing(self) -> int:
-        return sum(send.failed for send in self.sends)
+    def take(self, replica: str, **how: Any) -> RetryBatch:
+        """A retry batch that is due there."""
+        retry = self.ask(replica, **how)
+        assert retry is not None
+        return retry
 
 
 def holds(poison: WorkItem, sent: list[WorkItem]) -> bool:
@@ -103,9 +106,10 @@ def test_one_poison_is_cornered_within_the_bounds_wherever_it_is(size: int) -> N
         pool.finish()
         assert pool.poison == [poison]
         assert set(pool.well) == set(batch) - {poison}
-        assert pool.failing <= log2(size) + 2
+        assert sum(send.failed for send in pool.sends) <= log2(size) + 2
         assert len(pool.sends) <= 2 * log2(size) + 2
         assert {send.replica for send in pool.sends if send.suspect} == {"b"}
+        assert [item for item in batch if pool.retries.is_quarantined(item.token_ids)] == [poison]
 
 
 def test_a_lone_query_fails_three_times_on_two_replicas_before_it_is_condemned() -> None:
@@ -117,19 +121,15 @@ def test_a_lone_query_fails_three_times_on_two_replicas_before_it_is_condemned()
     assert [send.replica for send in pool.sends] == ["a", "b", "b"]
 
 
-def test_a_batch_that_failed_for_other_reasons_is_tried_whole_elsewhere_once() -> None:
+@pytest.mark.parametrize(("replicas", "then"), [(("a", "b", "c"), "b"), (("a",), "a")])
+def test_a_batch_that_failed_for_other_reasons_is_tried_whole_once_elsewhere_if_there_is_another(
+    replicas: tuple[str, ...], then: str
+) -> None:
     batch = items(5)
-    pool = Pool(nothing_breaks)
+    pool = Pool(nothing_breaks, replicas)
     pool.retries.failed(batch, None, "a", pool.now_s, 0.5)
     pool.finish()
-    assert [(send.replica, send.items) for send in pool.sends] == [("b", batch)]
-
-
-def test_where_there_is_no_other_replica_it_goes_where_it_failed() -> None:
-    pool = Pool(nothing_breaks, replicas=("a",))
-    pool.retries.failed(items(5), None, "a", pool.now_s, 0.5)
-    pool.finish()
-    assert len(pool.well) == 5
+    assert [(send.replica, send.items) for send in pool.sends] == [(then, batch)]
 
 
 @pytest.mark.slow
@@ -173,8 +173,7 @@ def suspected(size: int = 4) -> tuple[Pool, list[WorkItem]]:
     pool, batch = Pool(nothing_breaks), items(size)
     pool.retries.failed(batch, None, "a", pool.now_s, 0.5)
     pool.now_s += 1.0
-    retry = pool.ask("b")
-    assert retry is not None
+    retry = pool.take("b")
     pool.retries.failed(batch, retry, "b", pool.now_s, 0.5)
     pool.now_s += 1.0
     return pool, batch
@@ -186,16 +185,18 @@ def test_a_suspect_waits_for_an_idle_replica_and_has_it_kept_free() -> None:
     assert pool.ask("a") is None
     assert pool.retries.reserves("b", pool.now_s)
     assert not pool.retries.reserves("a", pool.now_s)
-    retry = pool.ask("b")
-    assert retry is not None
+    retry = pool.take("b")
     assert retry.items == batch[:2]
     assert pool.retries.reserves("b", pool.now_s)
     assert pool.ask("b") is None  # one at a time
 
 
-def test_no_replica_is_kept_free_while_a_suspect_pauses() -> None:
+def test_a_pause_grows_with_the_failures_and_keeps_no_replica_free_for_a_suspect() -> None:
     pool, batch = Pool(nothing_breaks), items(4)
-    pool.retries.failed(batch, RetryBatch(batch, 1, "a", 0.0), "b", pool.now_s, 0.5)
+    pool.retries.failed(batch, None, "a", pool.now_s, 0.5)
+    assert pool.retries.next_due_s(pool.now_s) == pytest.approx(pool.now_s + 0.01)
+    pool.now_s += 1.0
+    pool.retries.failed(batch, pool.take("b"), "b", pool.now_s, 0.5)
     assert not pool.retries.reserves("b", pool.now_s)
     assert pool.retries.next_due_s(pool.now_s) == pytest.approx(pool.now_s + 0.02)
     assert pool.retries.reserves("b", pool.now_s + 0.021)
@@ -205,8 +206,7 @@ def test_the_half_that_must_hold_the_poison_is_not_sent_whole() -> None:
     pool, batch = suspected(8)
     sent: list[list[WorkItem]] = []
     for _ in range(3):
-        retry = pool.ask("b")
-        assert retry is not None
+        retry = pool.take("b")
         sent.append(retry.items)
         pool.retries.succeeded(retry)
     assert sent == [batch[:4], batch[4:6], batch[6:7]]
@@ -232,12 +232,10 @@ def test_parts_that_nobody_waits_for_are_dropped_and_the_next_batch_comes_under_
     pool.now_s += 1.0
     give_up(*batch, *gone)
     assert not pool.retries.reserves("b", pool.now_s)
-    retry = pool.ask("c")
-    assert retry is not None
+    retry = pool.take("c")
     assert retry.items == other
     pool.retries.succeeded(retry)
-    assert pool.ask("c") is None
-    assert len(pool.retries) == 0
+    assert (pool.ask("c"), len(pool.retries)) == (None, 0)
 
 
 def test_suspects_move_when_their_replica_stays_away_too_long() -> None:
@@ -264,13 +262,11 @@ def test_a_refused_batch_waits_its_turn_again_at_no_charge() -> None:
     assert pool.ask("a") is None
     assert pool.retries.next_due_s(pool.now_s) == pytest.approx(pool.now_s + 0.01)
     pool.now_s += 0.011
-    retry = pool.ask("a")
-    assert retry is not None
+    retry = pool.take("a")
     assert (retry.items, retry.failures) == (batch, 0)
     pool.retries.failed(batch, retry, "a", pool.now_s, 0.5)
     pool.now_s += 1.0
-    retry = pool.ask("b")
-    assert retry is not None
+    retry = pool.take("b")
     pool.retries.refused(batch, retry, pool.now_s, 0.5)
     pool.now_s += 1.0
     assert pool.ask("a") is None  # where it failed before
@@ -279,31 +275,31 @@ def test_a_refused_batch_waits_its_turn_again_at_no_charge() -> None:
 
 def test_a_refused_suspect_stays_the_next_one() -> None:
     pool, _ = suspected()
-    retry = pool.ask("b")
-    assert retry is not None
+    retry = pool.take("b")
     pool.retries.refused(retry.items, retry, pool.now_s, 0.5)
     assert pool.ask("b") is None
     pool.now_s += 1.0
     assert pool.ask("b") is retry
 
 
-def test_a_group_over_the_budget_of_its_new_replica_goes_in_parts() -> None:
+def test_a_group_over_the_budget_of_its_new_replica_goes_in_parts_without_another_pause() -> None:
     pool, batch = Pool(nothing_breaks), items(5, tokens=40)
-    pool.retries.failed(batch, None, "a", pool.now_s, 0.0)
-    parts = [pool.ask("b", token_budget=budget) for budget in (100, 10, 1000)]
-    assert [part.items if part else None for part in parts] == [batch[:2], batch[2:3], batch[3:]]
-    assert [part.token_count if part else None for part in parts] == [80, 40, 80]
-    assert all(part is not None and part.failures == 1 for part in parts)
+    pool.retries.failed(batch, None, "a", pool.now_s, 0.5)
+    pool.now_s += 0.01
+    parts = [pool.take("b", token_budget=budget) for budget in (100, 10, 1000)]
+    assert [part.items for part in parts] == [batch[:2], batch[2:3], batch[3:]]
+    assert [part.token_count for part in parts] == [80, 40, 80]
+    assert {(part.failures, part.failed_on) for part in parts} == {(1, "a")}
+    assert pool.ask("b") is None
 
 
-def test_a_group_that_nobody_waits_for_is_not_sent_and_does_not_hide_the_next() -> None:
-    pool, gone, batch = Pool(nothing_breaks), items(2), items(2)
-    pool.retries.failed(gone, None, "a", pool.now_s, 0.0)
-    pool.retries.failed(batch, None, "a", pool.now_s, 0.0)
+def test_neither_a_group_that_nobody_waits_for_nor_one_that_pauses_holds_up_the_next() -> None:
+    pool, gone, pausing, ready = Pool(nothing_breaks), items(2), items(2), items(2)
+    for group, jitter in ((gone, 0.0), (pausing, 0.9), (ready, 0.0)):
+        pool.retries.failed(group, None, "a", pool.now_s, jitter)
     give_up(*gone)
-    retry = pool.ask("b")
-    assert retry is not None
-    assert retry.items == batch
+    assert pool.take("b").items == ready
+    assert pool.retries.items() == pausing
 
 
 def test_deadlines_pass_while_waiting_too() -> None:
@@ -315,8 +311,7 @@ def test_deadlines_pass_while_waiting_too() -> None:
     assert pool.retries.expire(101.0) == [item.waiters[0] for item in hurried[1:]]
     assert len(pool.retries.items()) == 4
     assert pool.retries.next_due_s(101.0) == inf
-    retry = pool.ask("b")
-    assert retry is not None
+    retry = pool.take("b")
     assert len(retry.items) == 1
 
 
@@ -333,9 +328,10 @@ def test_the_same_poison_is_known_when_it_is_replayed_and_forgotten_in_order() -
 def test_suspects_move_at_the_very_end_of_their_replicas_patience() -> None:
     pool, _ = suspected()
     pool.retries.replicas_changed(["a"], pool.now_s)
-    pool.now_s += 30.0
-    assert pool.retries.next_due_s(pool.now_s) == inf  # by the clock alone nothing more is to come
-    pool.retries.replicas_changed(["a"], pool.now_s)
+    ends_s = pool.now_s + 30.0
+    assert [pool.retries.next_due_s(at_s) for at_s in (pool.now_s, ends_s - 1.0, ends_s)] == [ends_s, ends_s, inf]
+    pool.now_s = ends_s
+    pool.retries.replicas_changed(["a"], ends_s)
     assert pool.ask("a") is not None
 
 
@@ -352,24 +348,6 @@ def test_the_quarantine_knows_an_input_by_all_of_its_ids_and_by_nothing_else() -
     assert pool.retries.is_quarantined(b"1234")
 
 
-def test_only_what_failed_alone_is_quarantined() -> None:
-    batch = items(8)
-    pool = Pool(partial(holds, batch[3]))
-    pool.send("a", batch)
-    pool.finish()
-    assert [pool.retries.is_quarantined(item.token_ids) for item in batch] == [number == 3 for number in range(8)]
-
-
-def test_a_pause_before_a_retry_grows_with_the_failures() -> None:
-    retries = Retries(POLICY)
-    batch = items(2)
-    retries.failed(batch, None, "a", 100.0, 0.5)
-    assert retries.next_due_s(100.0) == pytest.approx(100.01)
-    retries = Retries(POLICY)
-    retries.failed(batch, RetryBatch(batch, 1, "a", 0.0), "b", 100.0, 0.5)
-    assert retries.next_due_s(100.0) == pytest.approx(100.02)
-
-
 def test_retries_go_in_the_order_in_which_they_failed_and_a_refused_one_first() -> None:
     pool = Pool(nothing_breaks)
     first, second, refused = items(1), items(1), items(1)
@@ -381,48 +359,22 @@ def test_retries_go_in_the_order_in_which_they_failed_and_a_refused_one_first() 
     assert pool.ask("b") is None
 
 
-def test_a_group_that_pauses_does_not_hold_up_the_next() -> None:
-    pool = Pool(nothing_breaks)
-    pausing, ready = items(1), items(1)
-    pool.retries.failed(pausing, None, "a", pool.now_s, 0.9)
-    pool.retries.failed(ready, None, "a", pool.now_s, 0.0)
-    retry = pool.ask("b")
-    assert retry is not None
-    assert retry.items == ready
-    assert len(pool.retries) == 1
-
-
-def test_the_rest_of_a_group_over_a_budget_pauses_no_longer_and_went_wrong_as_often() -> None:
-    pool, batch = Pool(nothing_breaks), items(4, tokens=40)
-    pool.retries.failed(batch, None, "a", pool.now_s, 0.5)
-    pool.now_s += 0.01
-    assert pool.ask("a", token_budget=80) is None
-    first, rest = pool.ask("b", token_budget=80), pool.ask("b", token_budget=80)
-    assert first is not None
-    assert rest is not None
-    assert (rest.items, rest.failures, rest.failed_on) == (batch[2:], 1, "a")
-    assert pool.ask("b") is None
-
-
 def test_a_batch_that_waits_behind_a_suspect_is_tried_where_it_failed_itself() -> None:
     pool, _ = suspected(1)
     other = items(1)
     pool.retries.failed(other, RetryBatch(other, 1, "a", 0.0), "c", pool.now_s, 0.0)
     assert pool.ask("c") is None
-    lone = pool.ask("b")
-    assert lone is not None
+    lone = pool.take("b")
     pool.retries.succeeded(lone)
     assert pool.ask("b") is None
-    retry = pool.ask("c")
-    assert retry is not None
+    retry = pool.take("c")
     assert (retry.items, retry.suspect, retry.failures) == (other, True, 2)
 
 
 def test_a_suspect_is_no_longer_out_once_it_came_back_whichever_way() -> None:
     pool, _ = suspected(4)
     for ends in (pool.retries.succeeded, lambda retry: pool.retries.failed(retry.items, retry, "b", 200.0, 0.0)):
-        retry = pool.ask("b")
-        assert retry is not None
+        retry = pool.take("b")
         pool.now_s = 300.0
         ends(retry)
         assert pool.retries.reserves("b", pool.now_s)
@@ -436,15 +388,3 @@ def test_everything_that_waits_counts_whole_retries_parts_and_those_behind() -> 
     pool.retries.failed(whole, None, "a", pool.now_s, 0.0)
     assert len(pool.retries) == 1 + 2 + 1
     assert sorted(map(id, pool.retries.items())) == sorted(map(id, batch + other + whole))
-
-
-def test_once_a_suspects_patience_has_ended_nothing_more_is_due_by_the_clock() -> None:
-    retries = Retries(RetryPolicy(patience_s=30.0))
-    batch = items(1, deadline_s=7.0)
-    retries.failed(batch, None, "a", 5.0, 0.0)
-    retry = retries.next_for("b", token_budget=100, idle=True, others=True, now_s=5.0)
-    retries.failed(batch, retry, "b", 5.0, 0.0)
-    retries.replicas_changed([], 5.0)
-    assert retries.next_due_s(5.0) == 7.0
-    assert retries.next_due_s(34.0) == 35.0
-    assert retries.next_due_s(35.0) == inf

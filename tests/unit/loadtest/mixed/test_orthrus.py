@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.__main__ import main
 from loadtest.mixed import orthrus
 from loadtest.mixed.server import Task
 
@@ -36,9 +35,3 @@ def test_phases_end_sooner_by_about_what_is_printed() -> None:
 def test_an_embedding_waits_less_under_the_floor_than_in_any_other_order_when_all_come_at_once() -> None:
     found = {fleet.name: orthrus.at_once(fleet).percentile_s(Task.EMBED, 99) for fleet in orthrus.FLEETS if fleet.both}
     assert min(found, key=found.__getitem__) == orthrus.MIXED.name
-
-
-@pytest.mark.parametrize("what", ["phases", "latency"])
-def test_the_command_shows_a_table(what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["mixed", what]) == 0
-    assert len(capsys.readouterr().out.splitlines()) > len(orthrus.FLEETS)

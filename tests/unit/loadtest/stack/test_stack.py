@@ -1,16 +1,21 @@
-"""What a stack leaves in its folder: one lock, and its addresses while it runs."""
+"""What a stack leaves in its folder, one lock and its addresses while it runs; and what is heard of its start."""
 
+from __future__ import annotations
+
+import io
 import json
 import socket
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from loadtest.stack import ports
 from loadtest.stack.addresses import USUAL, Addresses, forget, running_stack
 from loadtest.stack.errors import StackError
 from loadtest.stack.lock import only_one
 from loadtest.stack.ports import choose_port, free_ports, is_free
+from loadtest.stack.stages import Stages
 
 HERE = Addresses("localhost:1", "localhost:2", "localhost:3", "localhost:4", ["localhost:5"], "http://localhost:4/")
 
@@ -64,3 +69,19 @@ def test_a_busy_port_is_avoided_unless_it_was_asked_for() -> None:
             choose_port(busy, 1, "--grpc-port")
     assert choose_port(busy, 1, "--grpc-port") == busy
     assert choose_port(None, busy, "--grpc-port") == busy
+
+
+def told(*, done_before: int, terminal: bool) -> str:
+    """What 92 jars print as they come."""
+    output = io.StringIO()
+    with Stages(Console(file=output, force_terminal=terminal, width=200)) as stages:
+        stages.begin("Kafka", "starting")
+        for done in range(done_before, 92):
+            stages.count("Kafka", "downloading jars", done, 92)
+    return output.getvalue()
+
+
+@pytest.mark.parametrize(("done_before", "lines"), [(0, [0, 23, 46, 69]), (24, [46, 69]), (91, [])])
+def test_a_log_hears_of_every_quarter_of_a_download(done_before: int, lines: list[int]) -> None:
+    printed = told(done_before=done_before, terminal=False).splitlines()
+    assert printed == ["==> Kafka: starting", *(f"==> Kafka: downloading jars, {done} of 92" for done in lines)]

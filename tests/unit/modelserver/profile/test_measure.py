@@ -133,22 +133,20 @@ def test_a_total_too_small_to_fit_is_refused() -> None:
         known(lambda tokens: 1e-3 * tokens, OWNER, 10)
 
 
-@pytest.mark.parametrize("total", [1, 8, 17, 100, 2048])
-def test_queries_of_production_length_sum_to_the_total(total: int) -> None:
+@pytest.mark.parametrize("total", [1, 8, 17, 100, 2048, 20_000])
+def test_queries_of_production_length_and_of_the_whole_vocabulary_sum_to_the_total(total: int) -> None:
     facts = facts_of(2048, 2048, 12)
     token_ids, lengths = production_mix(total, facts, np.random.default_rng(2))
     assert lengths.sum() == token_ids.size == total
     assert 1 <= lengths.min() <= lengths.max() <= 12
     assert token_ids.max() < facts.vocabulary_size
+    assert total < 20_000 or (token_ids.min(), token_ids.max()) == (0, facts.vocabulary_size - 1)
 
 
-def test_a_formula_needs_no_run() -> None:
+def test_a_formula_needs_no_run_and_may_say_that_no_step_takes_any_time() -> None:
     profile = known(curve_s, OWNER, 1024)
     assert profile.runs == 0
     assert profile.curve.saturation_point == pytest.approx(300, abs=2)
-
-
-def test_an_engine_that_takes_no_time_has_a_profile_all_the_same() -> None:
     assert known(lambda _: 0.0, OWNER, 1024).curve.rule is Rule.FLAT
 
 
@@ -238,25 +236,12 @@ def test_a_spoilt_cache_is_measured_anew(profile: Profile, tmp_path: Path) -> No
     assert store.cached(tmp_path, OWNER, PLAN) is None
 
 
-def test_ids_are_drawn_from_the_whole_vocabulary() -> None:
-    facts = facts_of(2048, 2048, 12)
-    token_ids, _ = production_mix(20_000, facts, np.random.default_rng(2))
-    assert (token_ids.min(), token_ids.max()) == (0, facts.vocabulary_size - 1)
-
-
-def test_a_backlog_gains_from_batches_until_a_hundredth_is_left_to_gain() -> None:
+def test_a_backlog_gains_from_batches_until_a_hundredth_is_left_to_gain_and_past_a_hinge_nothing() -> None:
     sizes = batch_sizes(300, 4096)
     assert (len(sizes), sizes[0], sizes[-1]) == (6, 300, 4096)
     found = backlog_tokens([(size, 0.006 + 33e-6 * size) for size in sizes])
     best = 4096 / (0.006 + 33e-6 * 4096)
     assert found / (0.006 + 33e-6 * found) == pytest.approx(0.99 * best, rel=0.001)
-
-
-def test_past_a_hinge_a_backlog_gains_nothing() -> None:
-    sizes = batch_sizes(600, 16384)
-    assert backlog_tokens([(size, 0.020 / 600 * size) for size in sizes]) == 600
-
-
-def test_where_a_step_holds_no_more_than_the_saturation_point_nor_does_a_batch_of_a_backlog() -> None:
+    assert backlog_tokens([(size, 0.020 / 600 * size) for size in batch_sizes(600, 16384)]) == 600
     assert batch_sizes(5000, 4096) == (4096,)
     assert backlog_tokens([(4096, 0.1)]) == 4096

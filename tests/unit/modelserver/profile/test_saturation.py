@@ -75,15 +75,18 @@ def test_without_a_fixed_part_every_step_size_is_as_good() -> None:
     assert (curve.saturation_point, curve.rule) == (1, Rule.THROUGHPUT)
 
 
-@pytest.mark.parametrize("time_s", [straight(0.020, 0.0), straight(0.020, 1e-9), lambda tokens: 0.020 - 1e-6 * tokens])
-def test_a_curve_flat_to_t_max_gives_t_max_and_says_so(time_s: Time) -> None:
-    curve = fit(exact(time_s), T_MAX)
-    assert (curve.saturation_point, curve.rule) == (T_MAX, Rule.FLAT)
-
-
-def test_a_hinge_beyond_t_max_is_flat() -> None:
-    curve = fit(exact(hinged(0.020, 0.0, 6000)), 4096)
-    assert (curve.saturation_point, curve.rule, curve.max_tokens) == (4096, Rule.FLAT, 4096)
+@pytest.mark.parametrize(
+    ("time_s", "max_tokens"),
+    [
+        (straight(0.020, 0.0), T_MAX),
+        (straight(0.020, 1e-9), T_MAX),
+        (lambda tokens: 0.020 - 1e-6 * tokens, T_MAX),
+        (hinged(0.020, 0.0, 6000), 4096),
+    ],
+)
+def test_a_curve_flat_to_t_max_gives_t_max_and_says_so(time_s: Time, max_tokens: int) -> None:
+    curve = fit(exact(time_s), max_tokens)
+    assert (curve.saturation_point, curve.rule, curve.max_tokens) == (max_tokens, Rule.FLAT, max_tokens)
 
 
 def test_the_throughput_rule_depends_on_how_far_one_sweeps_and_so_publishes_it() -> None:
@@ -143,11 +146,6 @@ def test_what_is_no_measurement_is_refused(points: list[tuple[int, float]]) -> N
         fit(points, T_MAX)
 
 
-def test_a_sweep_needs_an_end() -> None:
-    with pytest.raises(ValueError, match="max_tokens"):
-        fit(exact(straight(0.004, 73e-6)), 0)
-
-
 @pytest.mark.slow
 @given(
     times=st.lists(st.floats(1e-4, 10.0), min_size=23, max_size=23),
@@ -165,11 +163,10 @@ def test_whatever_was_measured_the_point_lies_between_one_and_t_max(times: list[
 def test_a_sweep_measures_powers_of_two_and_their_midpoints_up_to_t_max() -> None:
     assert sweep_tokens(100) == (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 100)
     assert sweep_tokens(64, min_tokens=16) == (16, 24, 32, 48, 64)
-
-
-def test_a_sweep_too_short_to_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="only 3 totals"):
         sweep_tokens(8)
+    with pytest.raises(ValueError, match="max_tokens"):
+        fit(exact(straight(0.004, 73e-6)), 0)
 
 
 def test_time_and_throughput_follow_the_curve() -> None:
@@ -231,11 +228,6 @@ def test_four_totals_are_enough_and_one_token_is_a_total() -> None:
     assert fit(exact(straight(0.0028, 31e-6)), 1).saturation_point == 1
 
 
-def test_a_hinge_at_one_token_is_one() -> None:
-    points = [(tokens, 0.01 * tokens) for tokens in (1, 2, 3, 4, 6, 8)]
-    assert fit(points, 8).saturation_point == 1
-
-
 def hinge_loss(points: list[tuple[int, float]], weights: list[float], knee: int) -> float:
     """The least weighted sum of squares of a floor up to `knee` and a slope that begins there."""
     scale = np.sqrt(np.array(weights))
@@ -282,23 +274,20 @@ def test_a_hinge_that_lies_between_the_last_two_totals_is_put_at_the_first_of_th
     assert curve.time_s(1024) == pytest.approx(0.01224)
 
 
+def test_a_hinge_may_lie_at_the_first_token_and_a_slope_is_seen_from_there_on() -> None:
+    totals = (1, 2, 3, 4, 6, 8)
+    curve = fit([(tokens, 0.01 * max(1.2, tokens)) for tokens in totals], 8)
+    assert (curve.saturation_point, curve.rule) == (1, Rule.HINGE)
+    assert fit([(tokens, 0.01 * tokens) for tokens in totals], 8).saturation_point == 1
+    assert fit([(tokens, 0.01 + 0.0002 * (tokens - 1)) for tokens in totals[:4]], 4).rule is Rule.THROUGHPUT
+
+
 def test_times_that_grow_faster_than_their_tokens_leave_no_negative_part() -> None:
     points = [(tokens, 0.01 * max(1.0, tokens / 128) ** 3) for tokens in sweep_tokens(1024)]
     curve = fit(points, 1024)
     assert curve.fixed_s >= 0.0
     assert curve.per_token_s >= 0.0
     assert curve.time_s(1) > 0.0
-
-
-def test_whether_a_curve_is_flat_is_seen_from_one_token_on() -> None:
-    points = [(tokens, 0.01 * (1.0 + 0.02 * (tokens - 1))) for tokens in (1, 2, 3, 4)]
-    assert fit(points, 4).rule is Rule.THROUGHPUT
-
-
-def test_a_hinge_may_lie_at_the_first_token() -> None:
-    points = [(tokens, max(1.2, tokens) * 0.01) for tokens in (1, 2, 3, 4, 6, 8)]
-    curve = fit(points, 8)
-    assert (curve.saturation_point, curve.rule) == (1, Rule.HINGE)
 
 
 @pytest.mark.parametrize(

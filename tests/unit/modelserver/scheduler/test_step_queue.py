@@ -41,25 +41,30 @@ def put(queue: StepQueue, *queued_batches: QueuedBatch) -> None:
         queue.put(one)
 
 
+def following(queue: StepQueue) -> NextStep:
+    step = queue.take()
+    assert step is not None
+    return step
+
+
 def taken(queue: StepQueue) -> tuple[QueuedBatch, ...]:
-    following = queue.take()
-    assert following is not None
-    return following.selection.batches
+    return following(queue).selection.batches
 
 
-def test_above_the_bound_a_batch_is_refused_and_the_others_stay(queue: StepQueue) -> None:
-    first, second = queued(100), queued(50)
-    put(queue, first, second)
+def under_way(queue: StepQueue, *then: QueuedBatch) -> None:
+    """One batch runs, and these wait."""
+    put(queue, queued())
+    taken(queue)
+    put(queue, *then)
+
+
+def test_above_the_bound_a_batch_is_refused_unless_nothing_waits(queue: StepQueue) -> None:
+    queue.put(queued(1000))
+    assert len(taken(queue)) == 1
+    put(queue, queued(100), queued(50))
     with pytest.raises(QueueFull, match="150 tokens wait already"):
         queue.put(queued(1))
     assert queue.queued_tokens == 150
-
-
-def test_an_empty_queue_takes_any_batch(clock: ManualClock) -> None:
-    queue = StepQueue(clock)
-    queue.open(QueueBounds(MergeLimits(100, 50), max_queued_tokens=5))
-    queue.put(queued(90))
-    assert queue.queued_tokens == 90
 
 
 def test_a_withdrawn_batch_never_reaches_the_engine(queue: StepQueue) -> None:
@@ -128,64 +133,39 @@ def prepared(calls: list[Sequence[QueuedBatch]]) -> Callable[[Sequence[QueuedBat
     return prepare
 
 
-def test_while_a_step_runs_the_next_is_staged_and_handed_over_ready(queue: StepQueue) -> None:
+def test_while_a_step_runs_the_next_is_staged_also_with_what_comes_later_and_handed_over_ready(
+    queue: StepQueue,
+) -> None:
     calls: list[Sequence[QueuedBatch]] = []
-    prepare = prepared(calls)
-    first, second = queued(), queued()
-    queue.put(first)
-    taken(queue)
-    queue.put(second)
-    assert queue.stage(prepare)
-    following = queue.take()
-    assert following is not None
-    assert following.selection.batches == (second,)
-    assert following.step is not None
-    assert calls == [(second,)]
-
-
-def test_a_batch_that_comes_after_staging_is_staged_with_the_others(queue: StepQueue) -> None:
-    calls: list[Sequence[QueuedBatch]] = []
-    prepare = prepared(calls)
-    put(queue, queued())
-    taken(queue)
     second, third = queued(), queued()
-    queue.put(second)
-    queue.stage(prepare)
+    under_way(queue, second)
+    assert queue.stage(prepared(calls))
     queue.put(third)
-    queue.stage(prepare)
-    following = queue.take()
-    assert following is not None
-    assert following.selection.batches == (second, third)
-    assert following.step is not None
-    assert calls == [(second,), (second, third)]
+    assert queue.stage(prepared(calls))
+    staged = following(queue)
+    assert (staged.selection.batches, calls) == ((second, third), [(second,), (second, third)])
+    assert staged.step is not None
 
 
 def test_a_staged_step_whose_sender_has_gone_is_chosen_anew(queue: StepQueue) -> None:
-    prepare = prepared([])
-    put(queue, queued())
-    taken(queue)
     gone, other = queued(), queued()
-    put(queue, gone, other)
-    queue.stage(prepare)
+    under_way(queue, gone, other)
+    queue.stage(prepared([]))
     queue.withdraw(gone)
-    following = queue.take()
-    assert following is not None
-    assert following.selection.batches == (other,)
-    assert following.step is None, "what was staged held the withdrawn batch"
+    chosen = following(queue)
+    assert chosen.selection.batches == (other,)
+    assert chosen.step is None, "what was staged held the withdrawn batch"
 
 
 def test_a_step_that_cannot_be_prepared_is_left_to_the_engines_thread(queue: StepQueue) -> None:
     def prepare(_: Sequence[QueuedBatch]) -> Step:
         raise RuntimeError("it reports this itself")
 
-    put(queue, queued())
-    taken(queue)
     second = queued()
-    queue.put(second)
+    under_way(queue, second)
     assert queue.stage(prepare)
-    following = queue.take()
-    assert following is not None
-    assert (following.selection.batches, following.step) == ((second,), None)
+    left = following(queue)
+    assert (left.selection.batches, left.step) == ((second,), None)
 
 
 def test_before_any_step_runs_nothing_is_staged(clock: ManualClock) -> None:
@@ -205,10 +185,8 @@ def test_before_any_step_runs_nothing_is_staged(clock: ManualClock) -> None:
 
 
 def test_a_step_is_not_taken_while_it_is_being_prepared(queue: StepQueue) -> None:
-    put(queue, queued())
-    taken(queue)
     second = queued()
-    queue.put(second)
+    under_way(queue, second)
     found: list[NextStep | None] = []
     done = Event()
 
@@ -246,14 +224,10 @@ def test_what_waits_is_counted_however_it_leaves(queue: StepQueue, clock: Manual
 
 
 def test_a_drain_forgets_what_was_staged(queue: StepQueue) -> None:
-    put(queue, queued())
-    taken(queue)
     second = queued()
-    queue.put(second)
+    under_way(queue, second)
     queue.stage(prepared([]))
     assert queue.drain() == (second,)
     queue.open(BOUNDS)
     queue.put(second)
-    following = queue.take()
-    assert following is not None
-    assert following.step is None
+    assert following(queue).step is None

@@ -11,10 +11,8 @@ from math import inf
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from aggregator.errors import InvalidRequest, RequestError, Undecodable
+from aggregator.errors import InvalidRequest, Undecodable
 from aggregator.request.request import Failure, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
@@ -207,41 +205,6 @@ async def test_large_records_are_read_beside_the_event_loop_and_in_their_order(
     assert [each.request_id for each in bad] == ["odd"]
     assert len(threads) == 3
     assert threading.current_thread() not in threads
-
-
-NAMES = st.sampled_from(
-    [
-        *("content-type", "ce_id", "ce_expirytime", "kafka_replyTopic"),
-        *("kafka_replyPartition", "kafka_correlationId", "reply_to", "other"),
-    ]
-)
-FIELDS = st.sampled_from(
-    ["requestId", "inputs", "text", "tokenIds", "ids", "priority", "expireTime", "normalize", "dimensions", "x"]
-)
-CONTENTS = st.one_of(
-    st.binary(max_size=40),
-    st.sampled_from([b"application/json", b"text/plain", b"exact", b"2026-01-01T00:00:10Z", b"\0\0\0\1"]),
-)
-JSON_LIKE = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=50)
-@given(
-    st.none() | st.binary(max_size=200) | JSON_LIKE.map(lambda document: json.dumps(document).encode()),
-    st.lists(st.tuples(NAMES, CONTENTS | st.none()), max_size=5),
-)
-def test_any_bytes_give_a_request_or_a_named_error(value: bytes | None, headers: list[Header]) -> None:
-    result = read(in_flight_of(value, headers))
-    if isinstance(result, Refused):
-        assert isinstance(result.error, RequestError)
-        assert result.dead_letter or result.route is not None
-    else:
-        assert result.request_id
-        assert len(result.inputs) == len(result.outcomes) > 0
 
 
 async def test_what_nobody_thought_of_is_named_by_its_kind_and_place_only(

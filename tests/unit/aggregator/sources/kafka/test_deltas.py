@@ -14,7 +14,7 @@ from aggregator.request.request import Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.records import OutgoingRecord
 from protos.generation.v1 import generation_pb2 as pb
-from tests.support.fake_source import reply_all
+from tests.support.fake_source import reply_all, text_of
 from tests.support.fake_tokenizer import Letters
 from tests.support.kafka_source import KafkaSourceOverFakes
 from tests.support.virtual_time import in_virtual_time
@@ -35,19 +35,16 @@ class FakedSource(KafkaSourceOverFakes):
         value = pb.GenerateRequest(prompt="p", request_id="q", **fields).SerializeToString()
         self.kafka.append(OutgoingRecord("in", 0, b"k", value, []))
         (request,) = await self.source.receive()
-        assert request.generation is not None
-        request.generation.begin("r", b"\1\0\0\0", Letters())
+        text_of(request).begin("r", b"\1\0\0\0", Letters())
         return request
 
     def grow(self, request: Request, letters: str) -> None:
-        assert request.generation is not None
-        request.generation.extend([ord(letter) for letter in letters], ())
+        text_of(request).extend([ord(letter) for letter in letters], ())
         request.origin.progressed()
 
     async def end(self, request: Request) -> None:
-        assert request.generation is not None
-        request.generation.end(pb.FINISH_REASON_LENGTH)
-        request.complete_input(0, request.generation)
+        text_of(request).end(pb.FINISH_REASON_LENGTH)
+        request.complete_input(0, text_of(request))
         await reply_all(self.source, [request])
 
     def written(self, topic: str) -> list[pb.GenerateResponse]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
+from aiokafka.errors import KafkaError
 from typing_extensions import override
 
 from aggregator.observability.metrics import Metrics
@@ -185,3 +186,29 @@ async def test_an_offset_behind_the_log_s_end_begins_the_log_again_and_its_recor
     assert kafka.committed == {TP: 1}
     assert reader.counts.records_lost.total == 0
     await reader.close()
+
+
+@pytest.mark.parametrize("turns", range(8), ids=lambda turns: f"{turns} turns after it")
+@in_virtual_time
+async def test_the_intake_ends_when_it_is_cancelled_while_a_membership_breaks(
+    turns: int,
+) -> None:
+    broke = asyncio.Event()
+
+    class Breaking(FakeMember):
+        @override
+        def partitions_for_topic(self, topic: str) -> set[int]:
+            del topic
+            broke.set()
+            raise KafkaError("it broke")
+
+    consumer = FakeKafka("in").consumer(SETTINGS, member=Breaking)
+    running = asyncio.create_task(consumer.run())
+    await broke.wait()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running], timeout=60.0)
+    ended = running.done()
+    await consumer.close(0.0)
+    assert ended

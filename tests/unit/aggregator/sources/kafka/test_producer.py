@@ -14,9 +14,9 @@ from aiokafka import errors as kafka_errors
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka import producer as kafka_producer
 from aggregator.sources.kafka.partitioner import BATCH_BYTES
-from aggregator.sources.kafka.producer import KafkaProducer
+from aggregator.sources.kafka.producer import KafkaProducer, new_client
 from aggregator.sources.kafka.records import DeliveryResult, OutgoingRecord
-from tests.support.virtual_time import in_virtual_time
+from tests.support.virtual_time import in_virtual_time, run
 
 _WRITE_S = 1.0
 
@@ -229,3 +229,17 @@ async def test_what_waits_when_the_producer_is_closed_is_told_so(broker: Broker)
         await sending
     with pytest.raises(kafka_errors.ProducerClosed):
         await send(producer, record("b"))
+
+
+def test_a_client_keeps_its_backoff_between_two_requests_for_metadata() -> None:
+    async def ask(times: int) -> float:
+        producer, loop = new_client(KafkaSettings()), asyncio.get_running_loop()
+        began_s = loop.time()
+        for _ in range(times):
+            assert not await producer.client._metadata_update(producer.client.cluster, ())  # noqa: SLF001 - no broker
+        took_s = loop.time() - began_s
+        await producer.stop()
+        return took_s
+
+    assert run(ask(1)) == 0
+    assert run(ask(6)) == pytest.approx(1.0)

@@ -9,8 +9,6 @@ from aiokafka import TopicPartition
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
-from hypothesis import given
-from hypothesis import strategies as st
 
 from aggregator.sources.kafka.faults import Decoded, decode
 
@@ -145,15 +143,3 @@ def test_a_batch_in_an_old_format_is_read_too() -> None:
     ]
     assert found(spoilt(data), 0).after == 2
     assert decode(spoilt(data)[-len(data) // 3 :], TP, 2, log_end=9, max_records=500) is None
-
-
-@given(st.binary(max_size=200), st.integers(0, 120), st.integers(0, 30))
-def test_any_bytes_lead_forward_within_the_log_or_nowhere(data: bytes, at: int, offset: int) -> None:
-    good = batch(10, 4)
-    for bytes_ in (data, good[:at] + data + good[at:], good[:61] + data):
-        decoded = decode(bytes_, TP, offset, log_end=100, max_records=500)
-        if decoded is not None:
-            offsets = [each.offset for each in decoded.records]
-            assert offsets == sorted(set(offsets))
-            assert all(offset <= each < decoded.after for each in offsets)
-            assert decoded.after > offset

@@ -12,7 +12,7 @@ import pytest
 
 from k8s.scaler.external_metrics.certificates import make, utc_now
 from k8s.scaler.external_metrics.identity import Identity
-from k8s.scaler.external_metrics.server import ExternalMetricsApi, quantity
+from k8s.scaler.external_metrics.server import BadSelector, ExternalMetricsApi, labels_of, quantity
 from k8s.scaler.keda import GrpcPort, KedaScaler
 from k8s.scaler.measuring.figures import Figure
 from k8s.scaler.published import Published
@@ -173,3 +173,22 @@ async def test_a_renewed_certificate_is_served_on_the_same_address(server: Serve
     await server.serve("front-proxy")
     assert server.api.address == address
     assert (await server.ask(METRIC))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("selector", "labels"),
+    [
+        ("", {}),
+        ("model=m", {"model": "m"}),
+        ("model==m", {"model": "m"}),
+        ("model = m , a.b/zone=", {"model": "m", "a.b/zone": ""}),
+    ],
+)
+def test_a_selector_says_which_labels_a_series_must_have(selector: str, labels: dict[str, str]) -> None:
+    assert labels_of(selector) == labels
+
+
+@pytest.mark.parametrize("selector", ["model=m=n", "model!=m", "model in (m)", "model", "!model", "model>3", "=m"])
+def test_anything_else_is_refused(selector: str) -> None:
+    with pytest.raises(BadSelector, match="label=value"):
+        labels_of(selector)

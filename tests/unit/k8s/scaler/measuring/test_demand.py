@@ -206,12 +206,7 @@ def test_without_a_hold_the_backlog_counts_while_pods_load() -> None:
     assert demand.publish(*at(1.1, replace(loading, backlog_tokens=45_000.0))) == pytest.approx(2.0)
 
 
-def test_as_many_pods_as_are_there_need_no_nudge() -> None:
-    just_enough = replace(QUIET, arrival_tokens_per_s=750.0 * 20, replicas=20, ready=20)
-    assert Demand(POLICY).publish(just_enough, 0.0) == pytest.approx(20.0)
-    assert Demand(POLICY).publish(replace(just_enough, replicas=0, ready=0), 0.0) == pytest.approx(20.0)
-
-
-def test_a_need_far_above_what_is_there_is_told_as_it_is() -> None:
-    many = replace(QUIET, arrival_tokens_per_s=750.0 * 40, replicas=20, ready=20)
-    assert Demand(POLICY).publish(many, 0.0) == pytest.approx(40.0)
+@pytest.mark.parametrize(("pods", "there"), [(20, 20), (20, 0), (40, 20)])
+def test_only_a_need_a_little_above_what_is_there_is_nudged(pods: int, there: int) -> None:
+    needed = replace(QUIET, arrival_tokens_per_s=750.0 * pods, replicas=there, ready=there)
+    assert Demand(POLICY).publish(needed, 0.0) == pytest.approx(pods)

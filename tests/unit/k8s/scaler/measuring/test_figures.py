@@ -163,9 +163,12 @@ def test_a_record_is_as_long_as_the_aggregators_find_them_on_average() -> None:
     assert figure.required_replicas == pytest.approx(30_000 * 2.0 / 30 / 7500)
 
 
-def test_a_figure_is_as_old_as_its_oldest_input_and_known_when_all_pods_were_there() -> None:
-    figure = figures().update(Answers((answer((0, 0)),), 90.0), ends(85.0, 0), Replicas(1, 1, 95.0), 100.0)
-    assert (figure.measured_s, figure.knows_what_for) == (85.0, True)
+@pytest.mark.parametrize(("ready", "knows"), [(2, True), (1, False)])
+def test_a_figure_is_as_old_as_its_oldest_input_and_knows_what_pods_are_for_that_came_while_it_looked(
+    ready: int, *, knows: bool
+) -> None:
+    figure = figures().update(Answers((answer((0, 0)),), 90.0), ends(85.0, 0), Replicas(2, ready, 95.0), 100.0)
+    assert (figure.measured_s, figure.knows_what_for) == (85.0, knows)
 
 
 def test_while_pods_are_pending_the_backlog_is_held_at_its_value_when_they_were_asked_for() -> None:
@@ -182,11 +185,13 @@ def test_while_pods_are_pending_the_backlog_is_held_at_its_value_when_they_were_
     assert found == [pytest.approx(1.2), pytest.approx(1.2), pytest.approx(1.4)]
 
 
-def test_a_replica_above_its_floor_shows_that_latency_can_still_be_bought_without_pods() -> None:
+@pytest.mark.parametrize(("above_it", "required"), [(0, 1.5), (1, 1.0)])
+def test_pressure_asks_for_more_once_no_replica_above_its_floor_can_buy_latency(above_it: int, required: float) -> None:
     pressed = answer((0, 0), grpc_tokens_per_s=7500.0, p99_s=0.45, slo_s=0.3)
     pressed.models[0].replicas[0].budget_at_floor = True
-    pressed.models[0].replicas.append(pb.Replica(address="b", token_budget=500, step_time_s=0.05))
-    assert figures().update(Answers((pressed,), 0.0), ends(0.0, 0), None, 0.0).required_replicas == pytest.approx(1.0)
+    pressed.models[0].replicas.extend([pb.Replica(address="b", token_budget=500, step_time_s=0.05)] * above_it)
+    figure = figures().update(Answers((pressed,), 0.0), ends(0.0, 0), None, 0.0)
+    assert figure.required_replicas == pytest.approx(required)
 
 
 def test_pending_requests_are_backlog_and_wake_a_model_without_pods() -> None:
@@ -207,19 +212,8 @@ def test_an_old_input_is_an_error(stale: str) -> None:
         )
 
 
-def test_pressure_at_the_floor_asks_for_more() -> None:
-    pressed = answer((0, 0), grpc_tokens_per_s=7500.0, p99_s=0.45, slo_s=0.3)
-    pressed.models[0].replicas[0].budget_at_floor = True
-    assert figures().update(Answers((pressed,), 0.0), ends(0.0, 0), None, 0.0).required_replicas == pytest.approx(1.5)
-
-
 def test_replicas_that_cannot_say_what_they_do_are_left_out() -> None:
     told = answer((0, 0), grpc_tokens_per_s=7500.0)
     told.models[0].replicas.append(pb.Replica(address="b", token_budget=0, step_time_s=0.05))
     told.models[0].replicas.append(pb.Replica(address="c", token_budget=500, step_time_s=0.0))
     assert figures().update(Answers((told,), 0.0), ends(0.0, 0), None, 0.0).required_replicas == pytest.approx(1.0)
-
-
-def test_a_figure_says_when_it_does_not_know_what_its_pending_pods_are_for() -> None:
-    figure = figures().update(Answers((answer((0, 0)),), 0.0), ends(0.0, 0), Replicas(2, 1, 0.0), 0.0)
-    assert figure.knows_what_for is False

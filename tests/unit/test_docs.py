@@ -1,4 +1,4 @@
-"""Every setting that the docs name is there."""
+"""Every link in the docs leads somewhere, and every setting that they name is there."""
 
 from __future__ import annotations
 
@@ -16,6 +16,29 @@ from modelserver.settings import ModelServerSettings
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
+    page
+    for pattern in ("*.md", "docs/**/*.md", "helm/**/*.md", "k8s/**/*.md", "loadtest/**/*.md", "tests/**/*.md")
+    for page in sorted(ROOT.glob(pattern))
+]
+_LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as links name them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for path, anchor in _LINK.findall(page.read_text(encoding="utf-8")):
+        target = (page.parent / path) if path else page
+        assert target.exists(), f"{path} is not there"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{target.name} has no heading {anchor}"
+
+
+NAMING_SETTINGS = [
     "README.md",
     "CONTRIBUTING.md",
     *(f"docs/{name}.md" for name in ("architecture", "clients", "errors", "runbook")),
@@ -41,7 +64,7 @@ KNOWN = {name for each in (AggregatorSettings, ModelServerSettings, ScalerSettin
 GROUPS = {name.split(".")[0].removesuffix("[]") for name in KNOWN if "." in name}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", NAMING_SETTINGS)
 def test_every_setting_that_is_named_is_there(page: str) -> None:
     for name in _NAME.findall((ROOT / page).read_text(encoding="utf-8")):
         if name.split(".")[0].removesuffix("[]") in GROUPS and name not in _OF_OTHERS and not name.endswith(_FILES):

@@ -1,4 +1,4 @@
-"""The texts of a body are counted while it arrives: never more than it has, however it is cut."""
+"""A body is bounded while it arrives and before it is decoded, and none that is allowed is refused."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.sources.http.calls import count_quotes
+from aggregator.sources.http.embeddings import check_size
 from aggregator.sources.http.errors import FieldError
 
 
@@ -37,3 +38,19 @@ def test_too_many_are_refused(size: int) -> None:
     assert counted(json.dumps(["a"] * 16_384).encode(), size) == 2 * 16_384
     with pytest.raises(FieldError, match="more than 16384 texts and names"):
         counted(json.dumps(["a"] * 16_385).encode(), size)
+
+
+TEXTS = st.lists(st.text(alphabet='a"\\\\[],: é'), min_size=1)
+IDS = st.lists(st.lists(st.integers(0, 30_000)), min_size=1)
+
+
+@given(inputs=TEXTS | IDS, escapes=st.booleans())
+def test_a_list_of_as_many_inputs_as_are_taken_passes(inputs: list[object], escapes: bool) -> None:
+    check_size(json.dumps(inputs, ensure_ascii=escapes).encode(), len(inputs))
+
+
+@given(inputs=TEXTS | IDS, escapes=st.booleans())
+def test_one_of_more_than_twice_as_many_is_refused(inputs: list[object], escapes: bool) -> None:
+    raw = json.dumps(inputs * 3, ensure_ascii=escapes).encode()
+    with pytest.raises(FieldError, match=f"at most {len(inputs)} are taken"):
+        check_size(raw, len(inputs))
