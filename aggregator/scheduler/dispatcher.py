@@ -79,7 +79,7 @@ class Dispatcher:
         self._packer = Packer(self.queue, policy.pack)
         self._pace = Pace()
         self._policy = policy
-        self._reserving = False
+        self._reserving = False  # pragma: no mutate: one look at the retries more finds none
         self._batch_ids = (f"{name}-{number}" for number in count(1))
 
     def due(self, now_s: float, *, max_items: int, draining: bool = False) -> Due:
@@ -105,7 +105,8 @@ class Dispatcher:
 
     def lost(self, items: list[WorkItem], replica: str, now_s: float, jitter: float, *, again: bool) -> None:
         """A replica failed after these items began there: they continue elsewhere, as suspects if `again`."""
-        self.retries.failed(items, RetryBatch(items, 1, replica, now_s) if again else None, replica, now_s, jitter)
+        before = RetryBatch(items, 1, replica, now_s) if again else None  # pragma: no mutate: only its failures count
+        self.retries.failed(items, before, replica, now_s, jitter)
 
     def failed(self, batch: Batch, now_s: float, jitter: float) -> list[WorkItem]:
         """A batch failed. Returns the items proven to be poison; the others are sent again."""
@@ -142,7 +143,9 @@ class Dispatcher:
         queue = self.queue
         pace = self._pace if self._policy.paced and always is None else None
         while len(queue):
-            prompt = queue.next_ids() if self._policy.by_prefix else b""
+            prompt = b""  # pragma: no mutate: no server knows a prompt of other bytes
+            if self._policy.by_prefix:
+                prompt = queue.next_ids()
             choice = choose_replica(
                 self.replicas.in_use.values(), now_s, queue.tokens, pace, queue.next_deadline_s(), prompt=prompt
             )
@@ -178,7 +181,7 @@ class Dispatcher:
         retry: RetryBatch | None,
         now_s: float,
         *,
-        budget: int = 0,
+        budget: int = 0,  # pragma: no mutate: a replica's budget is one token or more
     ) -> Batch:
         token_count = sum(item.token_count for item in items)
         budget = max(budget, replica.token_budget)

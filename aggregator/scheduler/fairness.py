@@ -44,7 +44,7 @@ class FairQueue:
         if query.deadline_s == inf:
             flow.undated.append(query)
         else:
-            self._order += 1
+            self._order += 1  # pragma: no mutate: only compared
             heappush(flow.dated, (query.deadline_s, self._order, query))
 
     def charge(self, tenant: str, token_count: int) -> None:

@@ -48,7 +48,7 @@ class GeneratingReplica(Replica):
         max_sequences: int,
         length: MeanLength | None = None,
         per_sequence_s: float = 0.0,
-        capacity: int = 0,
+        capacity: int = 0,  # pragma: no mutate: a budget is one token or more
     ) -> None:
         """`capacity`: tokens of prompts that one batch may hold; 0: the budget. `length`: of its revision."""
         self.sequences = 0
@@ -102,7 +102,11 @@ class GeneratingReplica(Replica):
 
     @override
     def batch_tokens(
-        self, queued_tokens: int, backlog_tokens: int = 0, within_s: float = 0.0, share_tokens: int = 0
+        self,
+        queued_tokens: int,
+        backlog_tokens: int = 0,  # pragma: no mutate: does not count here
+        within_s: float = 0.0,  # pragma: no mutate: nor does this
+        share_tokens: int = 0,  # pragma: no mutate: a budget is one token or more
     ) -> int:
         """Tokens of prompts that the next batch may hold here: its share of what waits, however long that takes.
 
@@ -115,21 +119,21 @@ class GeneratingReplica(Replica):
     def note_prompts(self, prompts: Iterable[bytes]) -> None:
         """Remember the prompts: the server caches their keys and values."""
         for prompt in prompts:
-            for key in _prefixes(prompt):
+            for _, key in _prefixes(prompt):
                 self._seen.pop(key, None)
-                self._seen[key] = None
+                self._seen[key] = None  # pragma: no mutate: only the keys count
         while len(self._seen) > _MOST_PREFIXES:
             del self._seen[next(iter(self._seen))]
 
     @override
     def known_tokens(self, prompt: bytes) -> int:
         """Lower bound of the prompt tokens that this server still caches."""
-        known = [len(key) // _ID_BYTES for key in _prefixes(prompt) if key in self._seen]
+        known = [tokens for tokens, key in _prefixes(prompt) if key in self._seen]
         return max(known, default=0)
 
 
-def _prefixes(prompt: bytes) -> list[bytes]:
-    return [prompt[: _ID_BYTES * tokens] for tokens in _PREFIX_TOKENS if len(prompt) >= _ID_BYTES * tokens]
+def _prefixes(prompt: bytes) -> list[tuple[int, bytes]]:
+    return [(tokens, prompt[: _ID_BYTES * tokens]) for tokens in _PREFIX_TOKENS if len(prompt) >= _ID_BYTES * tokens]
 
 
 def first_token_in_s(replicas: Collection[Replica], ahead: int, tokens: int, now_s: float) -> float:
@@ -141,8 +145,10 @@ def first_token_in_s(replicas: Collection[Replica], ahead: int, tokens: int, now
     if len(generating) < len(replicas) or not all(replica.has_evidence(now_s) for replica in generating):
         return 0.0
     ends_first = ahead + 1 - sum(replica.seats for replica in generating)
-    generations_per_s = sum(replica.generations_per_s for replica in generating)
-    if ends_first > 0 and not generations_per_s:
-        return 0.0
-    waits_s = ends_first / generations_per_s if ends_first > 0 else 0.0
-    return waits_s + min((replica.finish_s(tokens, now_s) - now_s for replica in generating), default=0.0)
+    waits_s = 0.0
+    if ends_first > 0:
+        generations_per_s = sum(replica.generations_per_s for replica in generating)
+        if not generations_per_s:
+            return 0.0
+        waits_s = ends_first / generations_per_s
+    return waits_s + min(replica.finish_s(tokens, now_s) - now_s for replica in generating)

@@ -108,7 +108,7 @@ class TokenQueue:
         These are all waiting tokens of the class; of the interactive class half, so that the other half is packed while
         these run. A step longer than the class may wait would make the queries behind it late.
         """
-        for priority, waiting in zip(Priority, self.classes, strict=True):
+        for priority, waiting in zip(Priority, self.classes, strict=True):  # pragma: no mutate: as many of each
             if waiting.items or now_s < waiting.in_use_until_s:
                 return waiting.tokens // (2 if priority is Priority.INTERACTIVE else 1), waiting.max_wait_s
         return 0, 0.0

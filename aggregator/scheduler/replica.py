@@ -170,7 +170,7 @@ class Replica:
         policy: ReplicaPolicy,
         budget_controller: BudgetController | None = None,
         *,
-        capacity: int = 0,
+        capacity: int = 0,  # pragma: no mutate: a budget is one token or more
         per_sequence_s: float = 0.0,
     ) -> None:
         """`capacity`: tokens that a batch of a backlog may hold; 0: at most the budget.
@@ -282,7 +282,11 @@ class Replica:
         return min(tokens, int(left_s / self.step_time_s(step_tokens)) * step_tokens)
 
     def batch_tokens(
-        self, queued_tokens: int, backlog_tokens: int = 0, within_s: float = 0.0, share_tokens: int = 0
+        self,
+        queued_tokens: int,
+        backlog_tokens: int = 0,  # pragma: no mutate: a budget is one token or more
+        within_s: float = 0.0,  # pragma: no mutate: counts for a backlog only
+        share_tokens: int = 0,  # pragma: no mutate: does not count here
     ) -> int:
         """Tokens that the next batch may hold here, in a step that takes no longer than `within_s`.
 
@@ -293,7 +297,7 @@ class Replica:
         """
         del share_tokens
         budget = self.token_budget
-        if backlog_tokens > budget:
+        if backlog_tokens > budget:  # pragma: no mutate: a backlog of the budget goes in one batch either way
             most = min(backlog_tokens, self._tokens_within(within_s))
             return max(budget, self._curve.snapped(most, most))
         if self._sharing < self._policy.shared_from or not budget // 2 < queued_tokens < budget:  # pragma: no mutate

@@ -85,7 +85,7 @@ def choose_replica(
     pace: Pace | None = None,
     deadline_s: float = inf,
     *,
-    prompt: bytes = b"",
+    prompt: bytes = b"",  # pragma: no mutate: no server knows a prompt of other bytes
 ) -> ReplicaChoice:
     """Choose the replica with the smallest predicted finish among those that are due.
 

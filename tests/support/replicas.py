@@ -4,12 +4,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from typing_extensions import override
+
+from aggregator.scheduler.budget.controller import BudgetController, RecentQuantile, SlaGoal, StepLimits
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
 from protos.modelserver.v1.curve import Curve, Rule
 
 CURVE = Curve(0.010, 0.004, 1e-4, 60, Rule.HINGE, 8192)
 """10 ms up to 60 tokens, then 0.1 ms more per token: 100 tokens take 14 ms."""
 POLICY = ReplicaPolicy()
+
+
+class HeardController(BudgetController):
+    """Allows so many tokens, and keeps what it observes: a step's tokens, its time, the budget of the batch."""
+
+    def __init__(self, allowed: int) -> None:
+        super().__init__(SlaGoal(answer_s=0.1), StepLimits(allowed, 4096), 0.01, RecentQuantile(0.95))
+        self.heard: list[tuple[int, float, int]] = []
+        self._allowed = allowed
+
+    @property
+    @override
+    def token_budget(self) -> int:
+        return self._allowed
+
+    @override
+    def observe(self, step_tokens: int, step_s: float, packed_budget: int, shortest_step_s: float) -> None:
+        self.heard.append((step_tokens, step_s, packed_budget))
 
 
 def replica(name: str = "a", *, slower: float = 1.0, token_budget: int = 100, warm: bool = False) -> Replica:

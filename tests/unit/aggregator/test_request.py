@@ -203,10 +203,10 @@ def test_what_is_held_is_given_back_once() -> None:
     request = parsed("a", tenant="t")
     request.hold(where, 12)
     request.queries = [query()]
-    assert (admission.total, request.token_count, request.held) == (12, 12, where)
+    assert (admission.total, request.token_count, request.held, admission.holds_calls) == (12, 12, where, True)
     for _ in range(2):
         request.release()
-        assert (admission.total, request.held, list(request.queries)) == (0, None, [])
+        assert (admission.total, request.held, list(request.queries), admission.holds_calls) == (0, None, [], False)
 
 
 def test_an_answers_overhead_is_all_but_its_waiting_and_its_step() -> None:

@@ -15,7 +15,7 @@ INTERACTIVE, DEFAULT, BACKGROUND = Priority
 def test_classes_of_kafka_stop_at_their_share_and_start_again_well_below_it() -> None:
     admission = Admission(AdmissionPolicy(1000))
     stopped: dict[int, frozenset[Priority]] = {}
-    for held in (499, 500, 749, 750, 1000, 801, 799, 601, 599, 401, 399):
+    for held in (499, 500, 749, 750, 1000, 801, 799, 601, 599, 401, 400, 399):
         admission.charge(held - admission.total, refusable=False)
         stopped[held] = admission.stopped()
     assert stopped == {
@@ -29,6 +29,7 @@ def test_classes_of_kafka_stop_at_their_share_and_start_again_well_below_it() ->
         601: {BACKGROUND, DEFAULT},
         599: {BACKGROUND},
         401: {BACKGROUND},
+        400: {BACKGROUND},
         399: frozenset(),
     }
 
@@ -107,6 +108,19 @@ def test_what_is_given_back_is_held_by_nobody(taken: list[tuple[str, str, int]])
     assert bound.total == sum(amount for *_, amount in taken)
     for *holders, amount in taken:
         bound.give_back(holders, amount)
+    assert (bound.total, bound.holders) == (0, 0)
+
+
+def test_what_one_holder_has_is_counted_until_all_of_it_is_given_back() -> None:
+    bound = SharedBound(100)
+    bound.take(("a",), 60)
+    assert [bound.has_room(amount) for amount in (40, 41)] == [True, False]
+    bound.take(("b",), 10)
+    bound.put_down_to("a", 10)
+    bound.give_back(("a", "nobody"), 0)
+    bound.give_back(("a",), 60)
+    assert (bound.total, bound.holders) == (10, 2)
+    bound.give_back(("a", "b"), 10)
     assert (bound.total, bound.holders) == (0, 0)
 
 
@@ -221,6 +235,8 @@ def test_calls_without_a_tenant_that_were_refused_stay_so_until_well_below_what_
     admission.release(1, refusable=True)
     assert fill(admission, "") == 101
     admission.release(500, refusable=True)
+    assert not admission.holds_calls
+    assert admission.full("", 500) is None
     assert fill(admission, "") == 500
 
 
@@ -277,11 +293,12 @@ def test_a_share_moves_with_what_is_free() -> None:
     assert admission.full("b", 11) == Full(Bound.TENANT, 77, 650)
 
 
-def test_only_calls_are_calls() -> None:
+@pytest.mark.parametrize("tenant", [("a",), ()])
+def test_only_calls_are_calls(tenant: tuple[str, ...]) -> None:
     admission = Admission(AdmissionPolicy(1000))
+    admission.charge(10, "a", refusable=False)
     holds = [admission.holds_calls]
-    for refusable in (False, True):
-        admission.charge(10, "a", refusable=refusable)
-        holds.append(admission.holds_calls)
-    admission.release(10, "a", refusable=True)
-    assert [*holds, admission.holds_calls] == [False, False, True, False]
+    admission.charge(10, *tenant, refusable=True)
+    holds.append(admission.holds_calls)
+    admission.release(10, *(tenant or ("",)), refusable=True)
+    assert [*holds, admission.holds_calls] == [False, True, False]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf
@@ -17,18 +18,17 @@ from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.engine import GenerationCosts
-from aggregator.errors import Code
+from aggregator.errors import Code, InvalidRequest
 from aggregator.request.generated_text import GeneratedText
 from aggregator.request.request import Failure, Options, Request
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
-from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.replica import ReplicaPolicy, StepReport
 from aggregator.scheduler.work_item import Priority
 from protos.embedding.v1 import embedding_pb2 as pb
-from protos.generation.v1.generation_pb2 import Sampling
-from tests.support.fake_source import GRPC, KAFKA, FakeSource, any_request
+from protos.generation.v1.generation_pb2 import Message, Sampling
+from tests.support.fake_source import GRPC, KAFKA, FakeSource, any_request, text_of
 from tests.support.fake_tokenizer import FakeTokenizer
 from tests.support.faked_pipeline import DESCRIPTION, FakeCounting
 
@@ -40,8 +40,16 @@ def ids(*values: int) -> bytes:
     return np.array(values, "<i4").tobytes()
 
 
-class Joining(FakeTokenizer):
-    """Says of token ids that they are no text at all."""
+class Chatting(FakeTokenizer):
+    """Formats a chat as its contents after each other; a detokenizer is the ids after which it begins."""
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        if messages[0].role != "user":
+            raise InvalidRequest("no such role")
+        return " ".join(message.content for message in messages)
+
+    def without_special(self, token_ids: bytes) -> bytes:
+        return token_ids[4:-4]
 
     def detokenizer(self, token_ids: bytes) -> object:
         return token_ids
@@ -50,10 +58,12 @@ class Joining(FakeTokenizer):
 class Intake:
     """One revision without a server: what is queued stays there."""
 
-    def __init__(self, *, quotas: QuotaPolicy | None = None, goal: SlaGoal | None = None, most: int = 1000) -> None:
+    def __init__(
+        self, *, quotas: QuotaPolicy | None = None, most: int = 1000, generation: GenerationCosts | None = None
+    ) -> None:
         self.counting = FakeCounting(FakeTokenizer())
-        description = replace(DESCRIPTION, query_prompt="9 ", document_prompt="8 8 ")
-        self.model_revision = ModelRevision(description, FakeTokenizer(), self.counting, DispatchPolicy(), goal)
+        description = replace(DESCRIPTION, query_prompt="9 ", document_prompt="8 8 ", generation=generation)
+        self.model_revision = ModelRevision(description, FakeTokenizer(), self.counting, DispatchPolicy())
         self.admission = Admission(AdmissionPolicy(most))
         self.limits = AdmissionLimits(Quotas(quotas or QuotaPolicy()), jitter=lambda: 0.0)
         self.queue = self.model_revision.dispatcher.queue
@@ -131,7 +141,8 @@ def test_ids_beyond_the_models_limit_are_cut_at_the_end_that_was_asked_for_or_re
     else:
         assert (completed, intake.queued(), failures(one)) == ([one], [], [Code.OUT_OF_RANGE])
         assert one.failure is not None
-        assert one.failure.message.startswith("40 tokens: test-model takes 32 tokens;")
+        remedy = "send less, or set truncate to TRUNCATE_END or TRUNCATE_START"
+        assert one.failure.message == f"40 tokens: test-model takes 32 tokens; {remedy}"
 
 
 def test_an_input_as_long_as_the_model_takes_is_left_whole() -> None:
@@ -218,11 +229,60 @@ def test_a_text_counts_with_what_its_new_tokens_are_likely_to_take() -> None:
     assert embedding.generation_tokens(GeneratedText(Sampling())) == embedding.kv_token_s_per_token == 0
 
 
+def prompted(*inputs: str, messages: Sequence[Message] = (), tenant: str = "") -> Request:
+    """A call for a text of up to 10 new tokens."""
+    asked = request(*inputs, tenant=tenant)
+    asked.generation = GeneratedText(Sampling(max_tokens=10), messages, first_token_by_s=NOW_S + 1.0)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompt"),
+    [
+        (prompted("3 4", tenant="t"), ids(1, 3, 4, 2)),
+        (prompted("", messages=[Message(role="user", content="3 4")], tenant="t"), ids(3, 4)),
+    ],
+)
+def test_a_prompt_or_a_chat_is_queued_until_its_first_token_and_holds_what_its_new_tokens_are_likely_to_take(
+    asked: Request, prompt: bytes
+) -> None:
+    generating = GenerationCosts(fixed_s=0.1, per_sequence_s=0.002, per_token_s=0.001, kv_tokens=1000, max_sequences=50)
+    intake = Intake(generation=generating)
+    intake.model_revision.tokenizer = Chatting()
+    assert intake.put(asked) == []
+    generation = text_of(asked)
+    detokenizer: Any = generation._detokenizer  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    assert (generation.model_revision, generation.prompt_ids, detokenizer) == ("r1", prompt, prompt)
+    assert intake.admission.total == len(prompt) // 4 + 10 * 4
+    assert [(item.token_ids, repr(item.token_count)) for item in intake.queue.items()] == [
+        (prompt, str(len(prompt) // 4))
+    ]
+    assert [(query.deadline_s, query.tenant) for query in asked.queries] == [(NOW_S + 1.0, "t")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "failure"),
+    [
+        (
+            prompted("3 " * 30),
+            Failure(Code.OUT_OF_RANGE, "32 tokens: test-model takes 32 tokens, those of the text included; send less"),
+        ),
+        (prompted("", messages=[Message(role="user")]), Failure(Code.INVALID_ARGUMENT, "the prompt has no tokens")),
+        (prompted("", messages=[Message(role="odd")]), Failure(Code.INVALID_ARGUMENT, "no such role")),
+    ],
+)
+def test_a_prompt_that_leaves_no_room_for_a_text_or_says_nothing_is_refused(asked: Request, failure: Failure) -> None:
+    intake = Intake()
+    intake.model_revision.tokenizer = Chatting()
+    assert intake.put(asked) == [asked]
+    assert asked.failure == failure
+
+
 def test_a_text_that_is_likely_to_have_no_token_in_time_is_refused_and_through_kafka_waits() -> None:
     """One place, whose text takes about 64 steps of 2 ms; three texts wait for it."""
     intake = Intake()
     model_revision = intake.model_revision
-    model_revision.tokenizer = Joining()
+    model_revision.tokenizer = Chatting()
     server = GeneratingReplica("a", DESCRIPTION.curve, 100, ReplicaPolicy(), kv_tokens=4096, max_sequences=1)
     model_revision.dispatcher.replicas["a"] = server
     server.began()

@@ -28,10 +28,11 @@ def test_a_burst_is_taken_at_once_and_then_the_rate_counts() -> None:
 
 
 def test_it_is_told_when_a_whole_burst_may_be_taken_again() -> None:
-    bucket = Quotas(QuotaPolicy(default_rate=100.0, burst_s=2.0))
+    bucket = Quotas(QuotaPolicy(default_rate=100.0, rates={"quick": 500.0}, burst_s=2.0))
     assert bucket.rested_s("a", 0.0) == 0.0
     bucket.charge("a", 500, 0.0)
-    assert bucket.rested_s("a", 0.0) == pytest.approx(5.0)
+    bucket.charge("quick", 500, 0.0)
+    assert [bucket.rested_s(tenant, 0.0) for tenant in ("a", "quick")] == [pytest.approx(5.0), pytest.approx(1.0)]
     assert bucket.rested_s("a", 4.0) == pytest.approx(1.0)
     assert Quotas(QuotaPolicy()).rested_s("a", 0.0) == 0.0
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.admission.enqueue import Counted, apart, count_long, count_together
+from aggregator.admission.enqueue import Counted, apart, count_long, count_together, is_long
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Options, Request
@@ -69,7 +69,7 @@ def test_a_text_that_is_surely_too_long_is_refused_uncounted_and_the_others_are_
 def test_of_a_model_that_takes_much_longer_texts_are_counted() -> None:
     intake = Intake(takes=4096)
     assert [told(each) for each in intake.long("x" * 131_073)] == ["more than 131072 characters"]
-    intake.long("x" * 131_072)
+    assert len(ids(*intake.long("x" * 131_072))) == 3
     assert intake.read == [[131_072]]
 
 
@@ -130,3 +130,5 @@ def test_requests_are_counted_together_up_to_a_bound_and_long_ones_by_themselves
     assert long == [requests[2], requests[6]]
     least = [request("") for _ in range(2)]
     assert apart(least) == ([least], [])
+    short, longer = requests[0], requests[2]
+    assert [is_long(each) for each in ([longer], [short], [short, longer], [longer, longer])] == [True, *[False] * 3]

@@ -7,17 +7,21 @@ import asyncio
 import grpc.aio
 import pytest
 
-from aggregator.reports.demand import DemandMeter, DemandReport, DemandServer
+from aggregator.reports.demand import _RECENT_TOKENS, DemandMeter, DemandReport, DemandServer  # pyright: ignore[reportPrivateUsage]
+from aggregator.request.generated_text import GeneratedText
 from aggregator.request.request import REDIS, Backlog, Held
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.rates import ArrivalPolicy
+from aggregator.scheduler.work_item import Task
 from k8s.process.errors import StartError
 from protos.aggregator.v1 import aggregator_pb2 as pb
 from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
-from tests.support.fake_source import KAFKA
+from protos.generation.v1.generation_pb2 import Sampling
+from tests.support.fake_source import KAFKA, FakeSource, any_request
 from tests.support.faked_pipeline import CURVE, MODEL, FakedPipeline, new_engine
 from tests.support.virtual_time import ManualClock, in_virtual_time
+from tests.unit.aggregator.test_two_tasks import faked_of, generated, server
 
 
 def backlogs() -> list[Backlog]:
@@ -92,6 +96,7 @@ async def test_requests_count_with_all_their_inputs_whatever_name_their_model_go
     assert told.held_tokens == 90
 
 
+TEXT = GeneratedText(Sampling())
 _NOWHERE = (TokenQueue(QueuePolicy()), None, 0.0)
 
 
@@ -132,6 +137,41 @@ async def test_a_report_says_how_busy_the_loop_was_and_what_is_configured() -> N
     assert places == [("requests", 0, 7, MODEL), ("requests", 1, 9, MODEL)]
     assert [(each.stream, each.model, each.waiting_entries) for each in first.streams] == [("stream", MODEL, 3)]
     assert [model.model for model in first.models] == [MODEL]
+
+
+@in_virtual_time
+async def test_entries_of_a_stream_that_wait_are_reported_with_the_mean_length_of_its_requests() -> None:
+    faked, meter = metered(ManualClock(1000.0))
+    request = any_request("1", model=MODEL, source=FakeSource(REDIS, refusable=False))
+    meter.arrived(REDIS, [request])
+    request.hold(Held(faked.model.admission, *_NOWHERE), 25)
+    meter.counted(faked.model, [request])
+    told = DemandReport(faked.pipeline.models, meter, lambda: [Backlog(REDIS, "s", REDIS, "alias", 9)])()
+    assert list(told.streams) == [pb.Stream(stream="s", model="alias", waiting_entries=9, tokens_per_entry=25.0)]
+    assert meter.totals() == (1, 25)
+
+
+@in_virtual_time
+async def test_servers_of_both_tasks_are_reported_once_and_their_memory_by_the_recent_share_of_texts() -> None:
+    async with faked_of(server("s:1"), server("s:2")) as faked:
+        await generated(faked)
+        (replicas,) = (each.dispatcher.replicas for each in faked.model.revisions.values())
+        (texts,) = faked.pipeline.models.find(MODEL, Task.GENERATE).revisions.values()
+        told = report(faked).models[0]
+        budgets = {name: replica.pod_step()[0] for name, replica in replicas.items()}
+        assert {each.address: (each.token_budget, each.kv_tokens) for each in told.replicas} == {
+            name: (budget, 4096) for name, budget in budgets.items()
+        }
+        meter = DemandMeter(faked.pipeline.models, clock=ManualClock(1000.0))
+        assert meter.of(faked.model).kv_token_s_per_token == 0.0
+        recent = int(_RECENT_TOKENS)
+        for generation, tokens in ((None, recent), (TEXT, recent), (TEXT, recent // 2)):
+            request = any_request("1", model=MODEL, generation=generation)
+            request.hold(Held(faked.model.admission, *_NOWHERE), tokens)
+            meter.counted(faked.model, [request])
+            request.release()
+        share = meter.of(faked.model).kv_token_s_per_token / texts.kv_token_s_per_token
+    assert share == pytest.approx(2 / 3)
 
 
 @in_virtual_time

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.engine import GenerationCosts, differences
+from aggregator.engine import GenerationCosts, ServerDescription, differences
 from aggregator.errors import Code, ModelServerLost
 from aggregator.replicas.answers import BadDescription, checked_description, checked_result
 from aggregator.scheduler.work_item import Task
@@ -207,14 +207,50 @@ GENERATION = pb.GenerationProfile(
 
 
 def test_a_server_of_both_tasks_is_described_once_for_each() -> None:
-    found = checked_description("a:1", describe_response(tasks=["embed", "generate"], generation=GENERATION))
+    said = describe_response(tasks=["embed", "generate"], generation=GENERATION, matryoshka_dimensions=[4])
+    found = checked_description("a:1", said)
     assert found.generation is None
     assert [*found.by_task] == [Task.EMBED, Task.GENERATE]
-    assert replace(found, beside=None) == checked_description("a:1", describe_response(task="embed"))
+    alone = checked_description("a:1", describe_response(task="embed", matryoshka_dimensions=[4]))
+    assert replace(found, beside=None) == alone
+    assert found.by_task[Task.GENERATE].matryoshka_dimensions == frozenset()
     generates = found.by_task[Task.GENERATE]
     assert generates.generation is not None
     assert (generates.generation.kv_tokens, generates.max_input_tokens, generates.step_query_capacity) == (4096, 900, 8)
     assert (generates.address, generates.dimensions, generates.by_task) == ("a:1", 0, {Task.GENERATE: generates})
+
+
+def generates(**profile: float) -> ServerDescription:
+    said = describe_response(task="generate", generation=GENERATION)
+    for name, value in profile.items():
+        setattr(said.generation, name, value)
+    return checked_description("a:1", said)
+
+
+@pytest.mark.parametrize(
+    ("fixed_s", "per_token_s", "budget"),
+    [(2**-6, 2**-10, 9 * 16), (2**-6, 0.0, 8192), (1.0, 2**-10, 8192), (0.0, 2**-10, 1)],
+)
+def test_a_batch_of_prompts_takes_nine_times_the_fixed_time_of_a_step_within_what_a_step_holds(
+    fixed_s: float, per_token_s: float, budget: int
+) -> None:
+    curve = Curve(0.0, fixed_s, per_token_s, budget, Rule.THROUGHPUT, 8192)
+    assert generates(fixed_s=fixed_s, per_token_s=per_token_s).curve == curve
+
+
+@pytest.mark.parametrize(
+    ("profile", "words"),
+    [
+        ({"fixed_s": math.inf}, "gives steps no time"),
+        ({"per_token_s": -1.0}, "gives steps no time"),
+        ({"fixed_s": 0.0, "per_sequence_s": 0.0, "per_token_s": 0.0}, "gives steps no time"),
+        ({"kv_tokens": 0}, "no kv_tokens or no max_sequences"),
+        ({"max_sequences": 0}, "no kv_tokens or no max_sequences"),
+    ],
+)
+def test_a_generation_profile_that_no_step_could_follow_is_refused(profile: dict[str, float], words: str) -> None:
+    with pytest.raises(BadDescription, match=words):
+        generates(**profile)
 
 
 @pytest.mark.parametrize(("task", "tasks"), [("generate", []), ("embed", ["generate"])])

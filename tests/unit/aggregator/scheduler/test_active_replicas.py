@@ -52,26 +52,6 @@ def test_which_are_in_use_is_the_same_in_whatever_order_they_come_and_differs_be
     assert len(used) == MANY
 
 
-def test_whoever_comes_back_first_those_that_were_in_use_at_first_stay_so() -> None:
-    active_replicas = active_replicas_of(MANY)
-    at_first = set(active_replicas.in_use)
-    while active_replicas.widen():
-        pass
-    for one in active_replicas.values():
-        one.sent("1", 10, NOW_S)
-        one.sent("2", 10, NOW_S)
-    for one in active_replicas.values():
-        one.ended("1", NOW_S + 0.01, None)
-        active_replicas.returned(one)
-    assert len(active_replicas.in_use) == MANY, "none is idle"
-    for one in active_replicas.values():
-        one.ended("2", NOW_S + 0.02, None)
-        active_replicas.returned(one)
-    assert active_replicas.in_use.keys() == at_first
-    active_replicas.returned(replica("0"))
-    assert active_replicas.in_use.keys() == at_first, "that one is nobody's"
-
-
 def test_a_spare_one_takes_the_place_of_one_that_leaves() -> None:
     active_replicas = active_replicas_of(ENOUGH + 1)
     [spare] = set(active_replicas) - active_replicas.in_use.keys()
@@ -144,6 +124,7 @@ def pool() -> tuple[Dispatcher, list[Server]]:
 
 def test_a_queue_that_enough_replicas_cannot_take_goes_to_more() -> None:
     dispatcher, servers = pool()
+    assert dispatcher.replicas.in_use.keys() == active_replicas_of(MANY).in_use.keys()
     sim = Simulation(dispatcher, servers)
     for _ in range(50 * 30):
         sim.put(20)

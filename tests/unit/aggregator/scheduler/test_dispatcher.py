@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from aggregator.scheduler.budget.controller import BudgetController
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy, Due
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Replica, SendReason, StepReport
 from aggregator.scheduler.replica_choice import ENOUGH
 from aggregator.scheduler.work_item import Priority, WorkItem
 from tests.support.queries import Filler
-from tests.support.replicas import CURVE, POLICY, replica
+from tests.support.replicas import CURVE, POLICY, HeardController, replica
 
 NOW_S = 5.0
 ALONE = DispatchPolicy(queue=QueuePolicy(max_wait_s=(20.0, 20.0, 20.0)), paced=False)
@@ -31,8 +32,8 @@ class Pool:
             self.dispatcher.replicas[name] = replica(name, warm=warm, token_budget=token_budget)
         self.put = Filler(self.dispatcher.queue)
 
-    def due(self, now_s: float = NOW_S, *, max_items: int = 1000, draining: bool = False) -> Due:
-        return self.dispatcher.due(now_s, max_items=max_items, draining=draining)
+    def due(self, now_s: float = NOW_S, *, max_items: int = 1000, **how: bool) -> Due:
+        return self.dispatcher.due(now_s, max_items=max_items, **how)
 
     def batch(self, now_s: float = NOW_S) -> Batch:
         [batch] = self.due(now_s).batches
@@ -219,6 +220,44 @@ def test_a_batch_that_was_refused_goes_again_at_no_charge_once_the_server_had_a_
     assert (again.attempt, again.items) == (0, batch.items)
 
 
+def test_a_refused_retry_is_no_first_attempt() -> None:
+    pool = Pool("a", "b")
+    pool.put(10)
+    pool.failed(pool.batch(), NOW_S)
+    retry = pool.batch(NOW_S + 1)
+    pool.dispatcher.refused(retry, NOW_S + 1, 0.5)
+    assert pool.batch(NOW_S + 2).retry is retry.retry
+
+
+def suspected() -> tuple[Pool, str]:
+    """A lone input that failed on both servers, and the second of these."""
+    pool = Pool("a", "b")
+    pool.put(10)
+    pool.failed(pool.batch(), NOW_S)
+    second = pool.batch(NOW_S + 1)
+    pool.failed(second, NOW_S + 1)
+    return pool, second.replica.name
+
+
+def test_a_server_that_comes_back_while_its_suspect_is_out_is_reserved_until_that_has_ended() -> None:
+    pool, name = suspected()
+    suspect = pool.batch(NOW_S + 2)
+    back = pool.dispatcher.replicas[name] = replica(name)
+    pool.nothing(NOW_S + 2)
+    assert back.exclusive
+    pool.dispatcher.done(suspect, report(10), NOW_S + 2.01)
+    pool.nothing(NOW_S + 3)
+    assert not back.exclusive
+
+
+def test_a_suspect_goes_to_another_server_once_its_own_stayed_away_for_thirty_seconds() -> None:
+    pool, name = suspected()
+    del pool.dispatcher.replicas[name]
+    assert pool.nothing(NOW_S + 2).wake_s == NOW_S + 32
+    moved = pool.batch(NOW_S + 32)
+    assert (moved.replica.name != name, moved.isolated) == (True, True)
+
+
 def test_deadlines_pass_for_what_waits_to_be_sent_again() -> None:
     pool = Pool("a", "b")
     query, item = pool.put(10, deadline_s=NOW_S + 0.5)
@@ -246,6 +285,31 @@ def test_a_replica_that_comes_free_is_spare_again_where_there_are_many() -> None
     assert len(pool.dispatcher.replicas.in_use) == ENOUGH
 
 
+def test_a_shared_replica_is_sent_half_of_its_budget_where_more_waits() -> None:
+    pool = Pool("a", warm=True)
+    one = pool.dispatcher.replicas["a"]
+    for number in range(10):
+        one.sent(str(number), 10, NOW_S)
+        one.ended(str(number), NOW_S, report(20))
+    for _ in range(6):
+        pool.put(10)
+    assert pool.batch().token_count == 50
+
+
+def test_what_each_batch_leaves_too_late_is_told() -> None:
+    pool = Pool("a", warm=True)
+    pool.dispatcher.replicas["b"] = replica("b", slower=1.4, warm=True)
+    for _ in range(10):
+        pool.put(10)
+        pool.put(10, Priority.BACKGROUND)
+    late = [
+        pool.put(10, deadline_s=NOW_S + 0.010)[0],
+        pool.put(10, Priority.BACKGROUND, deadline_s=NOW_S + 0.017)[0],
+    ]
+    due = pool.due()
+    assert (due.late, [batch.token_count for batch in due.batches]) == (late, [100, 100])
+
+
 def test_a_batch_that_is_not_full_is_paced_while_a_replica_runs_but_not_past_a_deadline_nor_at_the_end() -> None:
     def ready() -> Pool:
         pool = Pool("a", "b", policy=replace(ALONE, paced=True), warm=True)
@@ -265,10 +329,10 @@ def test_a_batch_that_is_not_full_is_paced_while_a_replica_runs_but_not_past_a_d
     assert len(ending.due(draining=True).batches) == 1
 
 
-def backlogged(count: int = 50, capacity: int = 300, **query: Any) -> Pool:
+def backlogged(count: int = 50, capacity: int = 300, controller: BudgetController | None = None, **query: Any) -> Pool:
     """One replica of 100 tokens that gains from batches of up to 300, and `count` items of 10 tokens."""
     pool = Pool()
-    pool.dispatcher.replicas["a"] = Replica("a", CURVE, 100, POLICY, capacity=capacity)
+    pool.dispatcher.replicas["a"] = Replica("a", CURVE, 100, POLICY, controller, capacity=capacity)
     for _ in range(count):
         pool.put(10, Priority.DEFAULT, **query)
     return pool
@@ -279,6 +343,9 @@ def test_a_backlog_goes_in_larger_batches_whose_steps_may_hold_as_much() -> None
     assert (batch.token_count, batch.token_budget, batch.reason) == (300, 300, SendReason.FULL)
     few = backlogged(8).batch()
     assert (few.token_count, few.token_budget) == (80, 100)
+    steered = backlogged(controller=(controller := HeardController(300)))
+    steered.dispatcher.done(steered.batch(), StepReport(300, 0.04, 0, 0.0, 0.0), NOW_S + 0.04)
+    assert controller.heard == [(300, 0.04, 300)]
 
 
 def test_a_backlog_whose_deadlines_are_near_goes_in_batches_of_the_usual_size() -> None:

@@ -82,16 +82,6 @@ def test_while_tenants_wait_their_service_differs_by_no_more_than_two_of_the_lar
     assert max(served[tenant] for tenant in "abc") - min(served[tenant] for tenant in "abc") <= 2 * 50
 
 
-def test_a_tenant_that_rested_has_no_credit_for_it() -> None:
-    queue = FilledQueue()
-    for _ in range(100):
-        queue.push("a")
-    queue.tenants(50)
-    for _ in range(100):
-        queue.push("b")
-    assert Counter(queue.tenants(20)) == {"a": 10, "b": 10}
-
-
 def test_a_tenant_that_left_and_comes_back_still_owes_what_it_took() -> None:
     queue = FilledQueue()
     for _ in range(10):

@@ -10,6 +10,7 @@ import pytest
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica, MeanLength, first_token_in_s
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
+from aggregator.scheduler.replica_choice import choose_replica
 from aggregator.scheduler.work_item import Priority, Query
 from protos.modelserver.v1.curve import Curve, Rule
 
@@ -35,10 +36,11 @@ def test_it_takes_a_batch_while_it_has_places() -> None:
 def test_what_others_run_there_takes_places_too() -> None:
     server = replica()
     server.began()
-    server.observe_load(free_kv_tokens=1000, running=3)
-    assert server.seats == 1
-    server.observe_load(free_kv_tokens=1000, running=9)
-    assert server.seats == 0
+    seats: list[int] = []
+    for running in (0, 1, 3, 9):
+        server.observe_load(free_kv_tokens=1000, running=running)
+        seats.append(server.seats)
+    assert seats == [3, 3, 1, 0]
 
 
 def test_its_room_is_what_is_free_less_what_is_sent_and_what_will_grow() -> None:
@@ -83,31 +85,49 @@ def test_what_decodes_makes_first_tokens_later() -> None:
     for _ in range(3):
         server.began()
     assert server.finish_s(100, 1.0) == pytest.approx(alone_s + 0.003)
+    alike = GeneratingReplica("a", CURVE, 500, ReplicaPolicy(), kv_tokens=1000, max_sequences=4)
+    alike.began()
+    assert alike.finish_s(100, 1.0) == pytest.approx(alone_s)
 
 
 def query() -> Query:
     return Query(object(), 0, Priority.DEFAULT, "", 0.0, inf)
 
 
-def test_no_more_prompts_are_sent_than_there_are_places() -> None:
+@pytest.mark.parametrize(("of_others", "sent"), [(0, 3), (9, 1)])
+def test_no_more_prompts_are_sent_than_there_are_places_but_one_to_a_server_that_nothing_runs_on(
+    of_others: int, sent: int
+) -> None:
     dispatcher = Dispatcher("m", DispatchPolicy())
-    dispatcher.replicas["a"] = replica(max_sequences=3)
+    dispatcher.replicas["a"] = server = replica(max_sequences=3)
+    server.observe_load(free_kv_tokens=1000, running=of_others)
     for number in range(5):
         dispatcher.queue.put(query(), bytes([number] * 4), 1)
     due = dispatcher.due(0.0, max_items=64)
-    assert next(len(batch.items) for batch in due.batches) == 3
+    assert next(len(batch.items) for batch in due.batches) == sent
 
 
-def test_what_a_server_had_begun_resumes_on_another() -> None:
+@pytest.mark.parametrize(("servers", "prompts"), [("a", (300, 201)), ("ab", (300, 201, 500))])
+def test_prompts_that_wait_are_shared_out_at_once_in_more_than_budgets(servers: str, prompts: tuple[int, ...]) -> None:
+    dispatcher = Dispatcher("m", DispatchPolicy())
+    for name in servers:
+        dispatcher.replicas[name] = replica(name, kv_tokens=9000, capacity=2000)
+    for tokens in prompts:
+        dispatcher.queue.put(query(), tokens.to_bytes(4, "little"), tokens)
+    assert dispatcher.due(0.0, max_items=64).batches[0].token_count == 501
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_a_server_had_begun_resumes_on_another_or_as_a_suspect_apart_where_it_failed(*, again: bool) -> None:
     dispatcher = Dispatcher("m", DispatchPolicy())
     dispatcher.replicas["a"], dispatcher.replicas["b"] = replica("a"), replica("b")
     dispatcher.queue.put(query(), b"1234", 1)
     batch = dispatcher.due(0.0, max_items=64).batches[0]
     dispatcher.done(batch, StepReport(1, 0.01, 0, 0.0, 0.0), 0.1)
-    dispatcher.lost(batch.items, batch.replica.name, 0.2, 0.0, again=False)
-    again = dispatcher.due(0.3, max_items=64).batches
-    assert [(each.items, each.attempt) for each in again] == [(batch.items, 1)]
-    assert again[0].replica is not batch.replica
+    dispatcher.lost(batch.items, batch.replica.name, 0.2, 0.0, again=again)
+    (resumed,) = dispatcher.due(0.3, max_items=64).batches
+    assert (resumed.items, resumed.attempt, resumed.isolated) == (batch.items, 1 + again, again)
+    assert (resumed.replica is batch.replica) == again
 
 
 def busy(name: str = "a", *, at_s: float = 1.0) -> GeneratingReplica:
@@ -130,6 +150,9 @@ def test_a_first_token_is_expected_once_the_generations_before_it_have_ended() -
     assert first_token_in_s([server, busy("b")], 3, 10, 1.0) == pytest.approx(2 * each_s + alone_s)
     server.finished()
     assert first_token_in_s([server], 0, 10, 1.0) == pytest.approx(server.finish_s(10, 1.0) - 1.0), "there is a place"
+    server.finished()
+    for ahead in (0, 1):
+        assert first_token_in_s([server], ahead, 10, 1.0) == pytest.approx(server.finish_s(10, 1.0) - 1.0)
 
 
 def test_nothing_is_expected_without_fresh_evidence() -> None:
@@ -140,7 +163,7 @@ def test_nothing_is_expected_without_fresh_evidence() -> None:
     idle.finished()
     idle.finished()
     idle.observe_load(free_kv_tokens=0, running=9)
-    assert first_token_in_s([idle], 9, 10, 1.0) == 0.0, "none of ours would end"
+    assert [first_token_in_s([idle], ahead, 10, 1.0) for ahead in (0, 9)] == [0.0, 0.0], "none of ours would end"
 
 
 @pytest.mark.parametrize(("share", "cut"), [(0, 500), (800, 800), (9000, 2000)])
@@ -160,12 +183,15 @@ def test_it_knows_the_beginnings_of_the_prompts_that_it_had_lately() -> None:
     server = replica()
     server.note_prompts([ids(1, 2, 3), TALK])
     assert [server.known_tokens(each) for each in (ids(1, 2, 3), TALK, OTHER, OTHER[4:])] == [0, 256, 64, 0]
-    server.note_prompts(ids(number, *range(1, 64)) for number in range(2000))
-    assert server.known_tokens(TALK) == 0, "forgotten"
+    others = [ids(number, *range(1, 64)) for number in range(1, 1026)]
+    server.note_prompts(others[:1024])
+    assert [server.known_tokens(each) for each in (TALK, others[0])] == [0, 64]
+    server.note_prompts([others[0], others[1024]])  # it had the first one again
+    assert [server.known_tokens(each) for each in others[:3]] == [64, 0, 64]
     assert Replica("c", CURVE, 500, ReplicaPolicy()).known_tokens(TALK) == 0
 
 
-def test_a_conversation_goes_on_where_it_was_unless_that_takes_longer() -> None:
+def test_a_conversation_goes_on_where_it_was() -> None:
     dispatcher = Dispatcher("d", DispatchPolicy(by_prefix=True))
     a, b = replica("a", kv_tokens=9000), replica("b", kv_tokens=9000)
     dispatcher.replicas["a"], dispatcher.replicas["b"] = a, b
@@ -180,9 +206,31 @@ def test_a_conversation_goes_on_where_it_was_unless_that_takes_longer() -> None:
 
     b.note_prompts([TALK])
     assert [sent(TALK), sent(OTHER), sent(ids(*range(500, 600)))] == ["b", "b", "a"]
-    slow = GeneratingReplica(
-        "b", Curve(0.0, 0.05, 0.0001, 500, Rule.THROUGHPUT, 2048), 500, ReplicaPolicy(), kv_tokens=9000, max_sequences=4
-    )
-    slow.note_prompts([TALK])
-    dispatcher.replicas["b"] = slow
-    assert sent(TALK) == "a"
+
+
+@pytest.mark.parametrize(("step", "taken_by"), [(6, "b"), (7, "a")])
+def test_a_server_that_had_a_prompt_takes_it_if_it_is_no_more_than_a_fifth_slower(step: int, taken_by: str) -> None:
+    servers = [
+        GeneratingReplica(
+            name,
+            Curve(0.0, times * 2**-10, 0.0, 500, Rule.FLAT, 2048),
+            500,
+            ReplicaPolicy(),
+            kv_tokens=9000,
+            max_sequences=4,
+        )
+        for name, times in (("a", 5), ("b", step))
+    ]
+    servers[1].note_prompts([TALK])
+    chosen = choose_replica(servers, 0.0, 300, prompt=TALK).replica
+    assert chosen is not None
+    assert chosen.name == taken_by
+
+
+def test_a_conversation_goes_anywhere_unless_prefixes_count() -> None:
+    dispatcher = Dispatcher("d", DispatchPolicy())
+    a, b = replica("a", kv_tokens=9000), replica("b", kv_tokens=9000)
+    dispatcher.replicas["a"], dispatcher.replicas["b"] = a, b
+    b.note_prompts([TALK])
+    dispatcher.queue.put(query(), TALK, 300)
+    assert [batch.replica.name for batch in dispatcher.due(1.0, max_items=9).batches] == ["a"]

@@ -62,6 +62,9 @@ def test_decoding_beside_makes_steps_longer_and_the_server_no_slower() -> None:
     assert server.step_time_s(80) == pytest.approx(alone.step_time_s(80) + 64 * PER_SEQUENCE_S)
     server.observe_room(10, decoding=64)
     assert server.pod_step() == pytest.approx(alone.pod_step())
+    free = MixedReplica("a", CURVE, 100, POLICY)
+    free.observe_room(None, decoding=64)
+    assert free.step_time_s(80) == CURVE.time_s(80)
 
 
 def test_a_batch_that_takes_several_steps_or_waits_for_one_of_its_own_is_not_timed_out() -> None:
@@ -95,6 +98,18 @@ def test_while_sequences_decode_what_comes_joins_the_next_step_until_that_is_ful
     server.sent("4", 1, 5.015)
     assert server.due_s(5.015) == inf
     assert server.free_s(5.015) > 5.015 + CURVE.time_s(99)
+
+
+@pytest.mark.parametrize(
+    ("decoding", "tokens", "joins"), [(0, 30, False), (1, 30, True), (1, 1, True), (1, 99, True), (1, 100, False)]
+)
+def test_a_batch_joins_a_step_only_where_a_sequence_decodes_and_there_is_room(
+    decoding: int, tokens: int, *, joins: bool
+) -> None:
+    server = mixed()
+    server.observe_room(100, decoding)
+    server.sent("1", tokens, 5.0)
+    assert (server.free_s(5.001) == 5.001) is joins
 
 
 def test_a_server_that_hangs_while_sequences_decode_does_not_look_free() -> None:

@@ -113,11 +113,15 @@ def test_requests_without_inputs_teach_nothing() -> None:
 
 
 def test_the_rate_is_that_of_an_exponential_window() -> None:
-    arrivals = Arrivals(ArrivalPolicy(window_s=10.0), 0.0)
+    arrivals = Arrivals(ArrivalPolicy(window_s=10.0), 1000.0)
     arrivals.counted(1, 1, 8)
-    arrivals.arrived(100, 5.0)
+    arrivals.arrived(100, 1005.0)
+    arrivals.arrived(50, 1020.0)
     seen_s = 10.0 * (1.0 - math.exp(-2.0))
-    assert arrivals.tokens_per_s(20.0) == pytest.approx(800 * math.exp(-1.5) / seen_s)
+    assert arrivals.tokens_per_s(1020.0) == pytest.approx((800 * math.exp(-1.5) + 400) / seen_s)
+    assert (arrivals.total_inputs, arrivals.total_tokens) == (150, 8)
+    arrivals.counted(1, 1, 8)
+    assert arrivals.total_tokens == 16
 
 
 def test_a_mean_length_forgets_old_requests_one_by_one() -> None:
@@ -140,14 +144,6 @@ def test_a_step_longer_than_that_is_waited_for() -> None:
     drain = Drain()
     found = [drain.tokens_per_s(1000 * (second >= 8), float(second)) for second in range(10)]
     assert found == [None] * 8 + [125.0, 125.0]
-
-
-def test_what_was_measured_before_a_time_without_refusals_is_forgotten() -> None:
-    drain = Drain()
-    drain.tokens_per_s(0, 0.0)
-    assert drain.tokens_per_s(100, 1.0) == 100.0
-    assert drain.tokens_per_s(5000, 7.0) is None
-    assert drain.tokens_per_s(5200, 8.0) == pytest.approx(200.0)
 
 
 def test_a_rate_is_forgotten_once_nobody_was_refused_for_five_seconds() -> None:

@@ -8,12 +8,12 @@ from math import inf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typing_extensions import override
 
 from aggregator.scheduler.budget.controller import BudgetController, RecentQuantile, SlaGoal, StepLimits
+from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.replica import UNMEASURED, Replica, StepReport
 from aggregator.scheduler.replica_choice import choose_replica
-from tests.support.replicas import CURVE, POLICY, replica
+from tests.support.replicas import CURVE, POLICY, HeardController, replica
 
 
 def report(
@@ -160,13 +160,13 @@ def test_the_first_reply_of_a_server_that_did_not_measure_itself_replaces_the_gu
     one = Replica("a", None, 500, POLICY)
     assert (one.curve, one.step_time_s(500)) == (None, UNMEASURED.time_s(500))
     one.sent("1", 500, 5.0)
-    one.ended("1", 8.0, report(500, 3.0))
-    assert one.step_time_s(500) == pytest.approx(3.0)
+    one.ended("1", 8.0, report(500, 0.3))
+    assert one.step_time_s(500) == pytest.approx(0.3)
     assert one.curve is not None
     assert one.pod_step() == (500, one.scale * one.curve.time_s(500))
     one.sent("2", 500, 8.0)
-    one.ended("2", 11.0, report(500, 3.3))
-    assert 3.0 < one.step_time_s(500) < 3.3
+    one.ended("2", 11.0, report(500, 0.33))
+    assert 0.3 < one.step_time_s(500) < 0.33
 
 
 @pytest.mark.parametrize("duration_s", [0.0, inf])
@@ -185,35 +185,22 @@ def test_predictions_learn_from_the_size_of_the_whole_step_which_others_may_shar
     assert one.step_time_s(600) == pytest.approx(CURVE.time_s(600), rel=0.3)
 
 
-def budgets_seen(report_of: StepReport, *, resized_to: int) -> tuple[int, float, int]:
-    """What a budget controller observes of a batch of 50 tokens, packed for 100, when the budget changed meanwhile."""
-    heard: list[tuple[int, float, int]] = []
-
-    class Heard(BudgetController):
-        @property
-        @override
-        def token_budget(self) -> int:
-            return 100
-
-        @override
-        def observe(self, step_tokens: int, step_s: float, packed_budget: int, shortest_step_s: float) -> None:
-            heard.append((step_tokens, step_s, packed_budget))
-
-    budget_controller = Heard(SlaGoal(answer_s=0.1), StepLimits(100, 4096), 0.01, RecentQuantile(0.95))
-    one = Replica("a", CURVE, 100, POLICY, budget_controller)
-    one.sent("1", 50, 5.0)
-    one.token_budget = resized_to
-    one.ended("1", 5.064, report_of)
-    return heard[0]
-
-
-def test_a_replica_is_steered_by_the_whole_steps_size_and_the_budget_its_batch_was_cut_for() -> None:
+@pytest.mark.parametrize("kind", [Replica, MixedReplica])
+@pytest.mark.parametrize(("step_budget", "packed_for"), [((), 100), ((300,), 300)])
+def test_a_replica_is_steered_by_the_whole_steps_size_and_the_budget_its_batch_was_cut_for(
+    step_budget: tuple[int, ...], packed_for: int, kind: type[Replica]
+) -> None:
     """Neither by its own batch, which was a part of the step, nor by the budget of today."""
-    assert budgets_seen(report(600, 0.064), resized_to=77) == (600, 0.064, 100)
+    controller = HeardController(100)
+    one = kind("a", CURVE, 100, POLICY, controller)
+    one.sent("1", 50, 5.0, *step_budget)
+    one.token_budget = 77
+    one.ended("1", 5.064, report(600, 0.064))
+    assert controller.heard == [(600, 0.064, packed_for)]
 
 
 def test_evidence_is_a_reply_not_older_than_five_seconds() -> None:
-    one = replica()
+    one = Replica("a", CURVE, 100, replace(POLICY, evidence_factor=1.0))  # its step takes just what was predicted
     assert not one.has_evidence(0.0)
     one.sent("1", 10, 5.0)
     one.ended("1", 5.01, report(10))
@@ -342,8 +329,12 @@ def test_of_a_backlog_as_much_is_cut_as_waits_up_to_what_the_server_gains_from(b
     assert roomy().batch_tokens(9000, backlog, inf) == cut
 
 
-def test_a_batch_of_a_backlog_takes_no_longer_than_it_may_and_never_less_than_the_budget() -> None:
+@pytest.mark.parametrize("slow_steps", [0, 50])
+def test_a_batch_of_a_backlog_takes_no_longer_than_it_may_and_never_less_than_the_budget(slow_steps: int) -> None:
     one = roomy()
+    for number in range(slow_steps):
+        one.sent(str(number), 100, float(number))
+        one.ended(str(number), number + 0.1, report(100, 2 * CURVE.time_s(100)))
     within_s = one.step_time_s(400)
     assert one.batch_tokens(9000, 9000, within_s + 1e-9) == 400
     assert one.batch_tokens(9000, 9000, one.step_time_s(50)) == 100
@@ -377,3 +368,4 @@ def test_a_step_may_take_what_is_left_until_then_less_what_replies_are_late_by()
     assert one.answered_within_s(5.5, 5.0) == pytest.approx(0.486)
     one.reply_delay.observe(0.007, 0.014)
     assert one.answered_within_s(5.5, 5.0) == pytest.approx(0.486 / (1.0 + one.reply_delay.value))
+    assert one.answer_s(100, 5.0) == pytest.approx(5.014 + 0.014 * (1.0 + one.reply_delay.value))

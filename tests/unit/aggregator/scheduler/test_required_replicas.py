@@ -14,14 +14,9 @@ from aggregator.scheduler.required_replicas import (
 )
 
 
-def required(arrival_tokens_per_s: float, backlog: float, pod_tokens_per_s: float, in_memory: float = 0.0) -> float:
+def required(arrival_tokens_per_s: float, backlog: float, pod_tokens_per_s: float, **in_memory: float) -> float:
     return required_replicas(
-        arrival_tokens_per_s,
-        backlog,
-        pod_tokens_per_s,
-        drain_s=DRAIN_S,
-        utilisation=UTILISATION,
-        in_memory=in_memory,
+        arrival_tokens_per_s, backlog, pod_tokens_per_s, drain_s=DRAIN_S, utilisation=UTILISATION, **in_memory
     )
 
 
@@ -34,9 +29,9 @@ def test_texts_that_fill_the_memory_before_the_processors_ask_for_memory() -> No
     """800 tokens/s, each held as 50 token-seconds, where a pod holds 10,000: four pods' memory, at 75 % of it."""
     filled = memory_pods(800.0, 50.0, 10_000.0)
     assert filled == pytest.approx(4.0)
-    assert required(800.0, 0.0, 1000.0, filled) == pytest.approx(4 / 0.75)
-    assert required(8000.0, 0.0, 1000.0, filled) == pytest.approx(8 / 0.75)
-    assert required(800.0, 30_000.0, 1000.0, filled) == pytest.approx(5 / 0.75)
+    assert required(800.0, 0.0, 1000.0, in_memory=filled) == pytest.approx(4 / 0.75)
+    assert required(8000.0, 0.0, 1000.0, in_memory=filled) == pytest.approx(8 / 0.75)
+    assert required(800.0, 30_000.0, 1000.0, in_memory=filled) == pytest.approx(5 / 0.75)
     assert memory_pods(800.0, 0.0, 0.0) == 0.0
 
 

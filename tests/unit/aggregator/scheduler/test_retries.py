@@ -168,9 +168,9 @@ def test_whatever_fails_poison_is_condemned_innocents_are_served_and_one_suspect
     assert sorted(map(id, pool.well)) == sorted(id(item) for item in everything if item not in bad)
 
 
-def suspected(size: int = 4) -> tuple[Pool, list[WorkItem]]:
+def suspected(size: int = 4, *, deadline_s: float = inf) -> tuple[Pool, list[WorkItem]]:
     """A batch that failed on a and then on b."""
-    pool, batch = Pool(nothing_breaks), items(size)
+    pool, batch = Pool(nothing_breaks), items(size, deadline_s=deadline_s)
     pool.retries.failed(batch, None, "a", pool.now_s, 0.5)
     pool.now_s += 1.0
     retry = pool.take("b")
@@ -286,7 +286,7 @@ def test_a_group_over_the_budget_of_its_new_replica_goes_in_parts_without_anothe
     pool, batch = Pool(nothing_breaks), items(5, tokens=40)
     pool.retries.failed(batch, None, "a", pool.now_s, 0.5)
     pool.now_s += 0.01
-    parts = [pool.take("b", token_budget=budget) for budget in (100, 10, 1000)]
+    parts = [pool.take("b", token_budget=budget) for budget in (80, 10, 1000)]
     assert [part.items for part in parts] == [batch[:2], batch[2:3], batch[3:]]
     assert [part.token_count for part in parts] == [80, 40, 80]
     assert {(part.failures, part.failed_on) for part in parts} == {(1, "a")}
@@ -326,10 +326,10 @@ def test_the_same_poison_is_known_when_it_is_replayed_and_forgotten_in_order() -
 
 
 def test_suspects_move_at_the_very_end_of_their_replicas_patience() -> None:
-    pool, _ = suspected()
+    pool, _ = suspected(deadline_s=103.0)
     pool.retries.replicas_changed(["a"], pool.now_s)
     ends_s = pool.now_s + 30.0
-    assert [pool.retries.next_due_s(at_s) for at_s in (pool.now_s, ends_s - 1.0, ends_s)] == [ends_s, ends_s, inf]
+    assert [pool.retries.next_due_s(at_s) for at_s in (pool.now_s, ends_s - 1.0, ends_s)] == [103.0, ends_s, inf]
     pool.now_s = ends_s
     pool.retries.replicas_changed(["a"], ends_s)
     assert pool.ask("a") is not None

@@ -38,6 +38,10 @@ def test_where_the_upper_size_is_ruled_out_the_lower_one_is_taken_if_time_follow
     assert LINE.snapped(700, 800) == 512
     assert FLAT.snapped(700, 800) == 700
     assert LINE.snapped(100, 200) == 100  # there is no lower one
+    assert LINE.snapped(700, 1024) == 1024
+    alike = Curve(0.0, 2**-2, 2**-10, 700, Rule.THROUGHPUT, 4096, capture_sizes=(256, 512))
+    assert alike.throughput(256) == alike.throughput(384)
+    assert alike.snapped(384, 400) == 256
 
 
 @given(curves, st.integers(1, 6000), st.integers(1, 6000))
@@ -63,11 +67,13 @@ def test_a_batch_of_a_backlog_ends_at_a_size_and_within_its_time() -> None:
         assert tokens == 512 or server.step_time_s(tokens) <= within_s
     assert server.batch_tokens(5000, 5000, 0.015) == 1024
     assert server.batch_tokens(5000, 5000, 0.021) == 2048
+    hardly_rises = replace(LINE, fixed_s=0.020, per_token_s=1e-6)
+    assert replica(hardly_rises, 512, capacity=2048).batch_tokens(5000, 5000, 0.0215) == 1024
 
 
-def test_a_step_above_the_last_size_has_as_many_tokens_as_its_time_allows() -> None:
-    server = replica(LINE, 512, capacity=4096)
-    assert server.batch_tokens(9000, 9000, LINE.time_s(3000) + 1e-9) == 3000
+def test_a_step_above_the_last_size_has_as_many_tokens_as_its_time_just_allows() -> None:
+    exact = Curve(0.0, 2**-7, 2**-10, 100, Rule.THROUGHPUT, 4096, capture_sizes=(256,))
+    assert replica(exact, 128, capacity=4096).batch_tokens(9000, 9000, exact.time_s(300)) == 300
 
 
 def steered(curve: Curve, answer_s: float, steps: int = 200) -> list[int]:

@@ -92,6 +92,13 @@ def test_a_quantile_is_taken_anew_now_and_then_and_at_first_at_once() -> None:
     assert seen == [1, 2, 3, 3, 3, 3, 7, 7, 7, 7, 11, 11]
 
 
+def test_a_quantile_is_that_of_the_last_512_values_and_taken_anew_at_every_sixteenth() -> None:
+    least = RecentQuantile(0.001)
+    for value in range(16 * 33):
+        least.observe(float(value))
+    assert least.value == 16 * 33 - 1 - 512
+
+
 def test_the_overhead_that_is_left_room_for_is_the_p95_without_queueing() -> None:
     """Else an overload, in which answers queue for seconds, would drive the budget to its floor."""
     slo = SloTracker(SlaGoal(answer_s=0.200))

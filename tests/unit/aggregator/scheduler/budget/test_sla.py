@@ -313,7 +313,7 @@ def test_only_steps_four_fifths_full_teach_anything_about_raising(filled: int, *
 
 
 @pytest.mark.parametrize(
-    "nothing", [(0, 0.1, 1000), (10, 0.1, 0), *((10, none_s, 1000) for none_s in (0.0, -1.0, math.nan, math.inf))]
+    "nothing", [(0, 0.1, 1000), (10, 0.1, 0), *((1000, none_s, 1000) for none_s in (0.0, -1.0, math.nan, math.inf))]
 )
 def test_a_report_that_says_nothing_teaches_nothing(nothing: tuple[int, float, int]) -> None:
     replica = SlaController(replace(POLICY, start_tokens=1000), 0.100)

@@ -22,6 +22,7 @@ from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.large_records import Fetched
 from aggregator.sources.kafka.records import Header
 from protos.embedding.v1 import embedding_pb2 as pb
+from protos.generation.v1.generation_pb2 import GenerateRequest
 from tests.support.fake_source import KAFKA
 from tests.support.records import in_flight_of
 
@@ -92,6 +93,22 @@ def test_plain_text_is_one_query_answered_in_json() -> None:
     request = request_of("où est la gare ?".encode(), ("content-type", b"text/plain"))
     assert list(request.inputs) == ["où est la gare ?"]
     assert record_of(request).route.json
+
+
+@pytest.mark.parametrize(
+    ("value", "content_type"),
+    [
+        (b"the sky", b"text/plain"),
+        (b'{"prompt": "the sky"}', b"application/json"),
+        (GenerateRequest(prompt="the sky").SerializeToString(), b"application/x-protobuf"),
+    ],
+)
+def test_where_a_topic_generates_a_value_of_each_format_is_a_prompt(value: bytes, content_type: bytes) -> None:
+    generating = KafkaSettings(topics=(TopicSettings(name="in", task="generate"),))
+    in_flight = in_flight_of(value, [("content-type", content_type)], topic="in")
+    request = decode(in_flight, intakes(generating, KAFKA, "small")["in"], received_s=0.0, wall_s=0.0)
+    assert isinstance(request, Request)
+    assert list(request.inputs) == ["the sky"]
 
 
 def test_an_empty_text_is_a_request_with_a_failed_input() -> None:

@@ -71,3 +71,7 @@ def test_reading_goes_on_behind_what_was_read_and_never_back() -> None:
     assert (partition.read_to, partition.delivered_to) == (30, 25)
     partition.skip_to(5)
     assert (partition.read_to, partition.delivered_to) == (30, 25)
+    lag: list[int] = []
+    for partition.log_end in (20, 33):
+        lag.append(partition.lag_records)
+    assert lag == [0, 8]

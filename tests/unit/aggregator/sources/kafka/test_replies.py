@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.errors import Code, InvalidRequest, Undecodable
+from aggregator.request.generated_text import GeneratedText
 from aggregator.request.request import Failure, Options, Outcome, Request
 from aggregator.request.vector import CompletedBatch, Vector
 from aggregator.sources.kafka.codec import Refused, record_of, reply_id
@@ -22,6 +23,7 @@ from aggregator.sources.kafka.records import Header, OutgoingRecord, ReplyRoute
 from aggregator.sources.messages import JSON, PROTOBUF
 from aggregator.sources.response import response
 from protos.embedding.v1 import embedding_pb2 as pb
+from protos.generation.v1.generation_pb2 import Sampling
 from tests.support.fake_source import KAFKA, any_request
 from tests.support.records import in_flight_of
 
@@ -243,6 +245,24 @@ def test_what_just_fits_is_let_in() -> None:
     assert f"could have {limit} bytes" in str(told.value)
     assert fits(request, limit, 384)
     assert not fits(request, limit - 1, 384)
+
+
+def test_what_the_reply_with_a_text_could_hold_grows_with_its_tokens_their_ids_and_log_probabilities() -> None:
+    def least(max_tokens: int, *, ids: bool = False, **sampling: Any) -> int:
+        request = request_of([None])
+        request.generation = GeneratedText(Sampling(max_tokens=max_tokens, **sampling), include_token_ids=ids)
+        limit = least_limit(request)
+        with pytest.raises(InvalidRequest, match=f"the reply of {max_tokens} tokens could have {limit} bytes"):
+            check_reply_fits(request, DIMENSIONS, limit - 1)
+        return limit
+
+    variants: list[dict[str, Any]] = [{}, {"ids": True}, *({"logprobs": n} for n in range(3))]
+    each, with_id, *with_logprobs = (least(11, **more) - least(10, **more) for more in variants)
+    assert least(20) - least(10) == 10 * each
+    assert 2 * least(10) > least(20) > 20 * each
+    logprob = with_logprobs[0] - each
+    assert with_logprobs == [each + logprob * (n + 1) for n in range(3)]
+    assert min(with_id - each, logprob) > 0
 
 
 def test_key_and_headers_are_left_out_of_a_dead_letter_only_where_they_are_too_large_together() -> None:
