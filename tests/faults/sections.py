@@ -23,6 +23,7 @@ SECTIONS = {
     "test_a_frozen_model_server_is_left_out": "a-model-server-dies-hangs-or-is-slow",
     "test_a_slow_model_server_is_endured": "a-model-server-dies-hangs-or-is-slow",
     "test_an_engine_that_only_fails_draws_no_traffic": "a-model-server-dies-hangs-or-is-slow",
+    "test_a_server_that_hangs_beside_its_steps_ends": "a-model-server-dies-hangs-or-is-slow",
     "test_wrong_answers_are_not_passed_on": "a-model-server-returns-invalid-vectors",
     "test_without_model_servers_records_wait": "all-model-servers-are-gone",
     "test_poison_is_dead_lettered_alone": "a-query-makes-the-engine-fail",

@@ -20,7 +20,9 @@ from tests.faults.rows import Figures
 from tests.faults.steady_load import Intent, Planned, question
 from tests.support.fake_model_server import FakeModelServer, embed_response
 from tests.support.kafka_client import query
+from tests.support.processes import synthetic
 from tests.support.scrape import metrics
+from tests.support.until import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(580)]
 
@@ -161,6 +163,38 @@ async def test_an_engine_that_only_fails_draws_no_traffic(stack: RowStack, figur
         assert metrics(victim.metrics_address).value("embed_engine_failed_steps_total") > 0
     else:
         assert victim.pid != first
+
+
+HANGS = {
+    "load": {"SYNTHETIC__LOAD_S": "1000"},
+    "profile": {"SYNTHETIC__FIXED_S": "1000"},
+    "close": {"SYNTHETIC__POISON_TOKEN_ID": CLS, "SYNTHETIC__POISON_MODE": "break", "SYNTHETIC__CLOSE_S": "1000"},
+}
+"""By the phase in which the engine hangs; one is closed once it broke."""
+
+
+@pytest.mark.row("one of two model servers hangs while it loads, is measured, or closes its engine (restarted)")
+@pytest.mark.parametrize("phase", HANGS)
+async def test_a_server_that_hangs_beside_its_steps_ends(stack: RowStack, figures: Figures, phase: str) -> None:
+    victim, _ = [await stack.server() for _ in range(2)]
+    await stack.aggregator()
+    hung = {"SYNTHETIC__DIMENSIONS": str(DIMENSIONS), "GRPC__BIND": victim.address, **HANGS[phase]}
+    sick = synthetic(stack.folder / "sick.log", **hung, TIMEOUTS=json.dumps({f"{phase}_s": 5}))
+    async with stack.under_load():
+        async with stack.fault():
+            victim.kill()
+            sick.launch()
+            try:
+                await until(lambda: sick.exit_code is not None)
+            finally:
+                sick.kill()
+            await asyncio.to_thread(victim.start)
+        await stack.answers(1500)
+        assert metrics(victim.metrics_address).value("embed_engine_queries_total") > 10
+    verdict = figures.take(await stack.verdict())
+    assert sick.exit_code == 1
+    assert f"{phase} takes longer than 5 s" in (stack.folder / "sick.log").read_text(encoding="utf-8")
+    assert verdict.problems == ()
 
 
 @asynccontextmanager
