@@ -284,6 +284,9 @@ class ModelSettings(Group):
     def _can_be_read(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
         for address in servers:
             check_address(address)
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdecimal():
+                raise ValueError(f"{address!r} is not host:port")
         return servers
 
 

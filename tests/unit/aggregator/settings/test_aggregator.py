@@ -43,6 +43,12 @@ def test_an_address_of_changing_endpoints_has_its_form(wrong: str, form: str) ->
     assert f"{wrong!r} is not {form}" in servers
 
 
+@pytest.mark.parametrize("wrong", ["", "host", ":1", "host:", "host:port", "http://host"])
+def test_the_address_of_a_model_server_has_a_port(wrong: str) -> None:
+    servers = complaint(**{MODELS: f'[{{"name": "m", "servers": ["{wrong}"]}}]'})
+    assert servers.startswith(f"models.0.servers: Value error, {wrong!r} is not host:port")
+
+
 @pytest.mark.parametrize("right", ["3", "k8s://service.namespace:50051", "dns://some.name:50051"])
 def test_what_can_be_counted_is_taken(right: str) -> None:
     with patch.dict(os.environ, {AGGREGATORS: right}):
