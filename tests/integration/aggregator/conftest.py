@@ -1,4 +1,4 @@
-"""Real processes: one Kafka, one vLLM on the CPU, one quick engine, and aggregators as each test wants them."""
+"""Real processes: one Kafka, one quick engine, and aggregators as each test wants them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,6 @@ import pytest
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.service import ModelServer
 from tests.support.processes import StartAggregator, aggregators, synthetic
-
-
-@pytest.fixture(scope="session")
-def minilm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
-    """MiniLM on vLLM; loading it takes most of a minute, so there is one."""
-    server = ModelServer(tmp_path_factory.mktemp("minilm") / "log", settings={"PROFILE__ENABLED": "false"})
-    server.start(timeout_s=400.0)
-    yield server
-    server.stop()
 
 
 @pytest.fixture(scope="session")

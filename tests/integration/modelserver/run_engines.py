@@ -40,7 +40,7 @@ from modelserver.engines.vllm_internals import runner_of  # noqa: E402
 from modelserver.errors import CannotStart, EngineBroken  # noqa: E402
 from modelserver.model_files import locate  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings  # noqa: E402
-from tests.integration.modelserver import tiny_models  # noqa: E402
+from tests.integration.modelserver.several_engines import several_engines  # noqa: E402
 from tests.integration.modelserver.texts import generated, questions, token_ids  # noqa: E402
 
 Vectors = npt.NDArray[np.float32]
@@ -258,21 +258,6 @@ def reference() -> dict[str, Any]:
     return {"vectors": np.asarray(model.encode(texts(), normalize_embeddings=True), np.float32)}
 
 
-def tiny(kind: str, folder: Path) -> dict[str, Any]:
-    """A small random model of another kind, through vLLM and through transformers."""
-    model = tiny_models.MODELS[kind]()
-    tiny_models.save(model, folder / kind)
-    queries = tiny_models.queries()
-    core = load(options(str(folder / kind)))
-    result: dict[str, Any] = {"core": embed(core, queries), "reference": model.pooled(queries)}
-    result["largest"] = embed(core, [tiny_models.longest()] * 2)
-    if model.encoder_only:
-        direct = DirectEngine(core)
-        result |= {"direct": embed(direct, queries), "agrees": compare(direct, core).agrees}
-    core.close()
-    return result
-
-
 def main(folder: Path) -> None:
     """Run all jobs, and write each one's arrays and figures."""
     torch.manual_seed(0)
@@ -280,15 +265,15 @@ def main(folder: Path) -> None:
         "minilm_float32": minilm_float32,
         "minilm_rebuilt": minilm_rebuilt,
         "minilm_bfloat16": minilm_bfloat16,
-        "freed": freed,
         "dtypes": dtypes,
         "captured": captured,
         "refused": partial(refused, folder),
         "reference": reference,
-        **{kind: partial(tiny, kind, folder) for kind in tiny_models.MODELS},
     }
-    for name, job in jobs.items():
-        result = job()
+    with several_engines():
+        results = {name: job() for name, job in jobs.items()}
+    results["freed"] = freed()
+    for name, result in results.items():
         arrays = {key: value for key, value in result.items() if isinstance(value, np.ndarray)}
         figures = {key: value for key, value in result.items() if key not in arrays}
         np.savez(folder / f"{name}.npz", allow_pickle=False, **arrays)

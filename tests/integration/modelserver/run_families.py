@@ -7,16 +7,13 @@ servers run in this process, one after the other: importing vLLM takes longer th
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from modelserver.engines.process_env import prepare_engine_env
 
@@ -27,7 +24,6 @@ import numpy as np  # noqa: E402
 import numpy.typing as npt  # noqa: E402
 import torch  # noqa: E402
 import uvloop  # noqa: E402
-from vllm.platforms import current_platform  # noqa: E402
 
 from k8s.process import telemetry as process_telemetry  # noqa: E402
 from k8s.process.telemetry import TelemetrySettings  # noqa: E402
@@ -47,6 +43,7 @@ from protos.modelserver.v1 import modelserver_pb2, modelserver_pb2_grpc  # noqa:
 from tests.integration.modelserver import tiny_models  # noqa: E402
 from tests.integration.modelserver.model_families import SHAPES  # noqa: E402
 from tests.integration.modelserver.run_engines import CACHE_BLOCKS, STEP_TOKENS  # noqa: E402
+from tests.integration.modelserver.several_engines import several_engines  # noqa: E402
 
 CALL_S = 120.0
 QUERIES = [*tiny_models.queries(), tiny_models.longest()]
@@ -117,15 +114,10 @@ def results(folder: Path, shapes: list[str]) -> Iterator[dict[str, Any]]:
         {"name": shape, "servers": [f"127.0.0.1:{port}"], "scales_to_zero": True}
         for shape, port in zip(shapes, ports, strict=True)
     ]
-    with without_kafka(
-        folder / "aggregator.log", model="", servers=[], settings={"MODELS": json.dumps(models)}
-    ) as front:
-        gc.freeze()  # and stays so: each engine collects garbage several times, mostly among modules of torch and vLLM
-        for number, (shape, port) in enumerate(zip(shapes, ports, strict=True)):
-            # vLLM goes through all modules for kernels of Triton's, each time an engine is built: once is enough.
-            registered = patch.object(type(current_platform), "register_triton_kernel_overrides") if number else None
-            with patch.object(gc, "unfreeze"), registered or nullcontext():
-                yield {"shape": shape, **apart(shape, folder / shape, port, front.address, expected[shape])}
+    aggregator = without_kafka(folder / "aggregator.log", model="", servers=[], settings={"MODELS": json.dumps(models)})
+    with aggregator as front, several_engines():
+        for shape, port in zip(shapes, ports, strict=True):
+            yield {"shape": shape, **apart(shape, folder / shape, port, front.address, expected[shape])}
 
 
 def main(folder: Path, shapes: list[str]) -> None:

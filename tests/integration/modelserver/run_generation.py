@@ -143,8 +143,9 @@ def chats(tokenizer: FastTokenizer, folder: str) -> list[str]:
     return [theirs, tokenizer.prompt([generation_pb2.Message(**each) for each in messages])]
 
 
-def seeded(engine: VllmGenerator, ids: list[int]) -> dict[str, Any]:
+def seeded(engine: VllmGenerator, ids: list[int], tokens: int = 24) -> dict[str, Any]:
     """A seeded text, whole, in parts that go on from one another, and beside others."""
+    cuts = (1, tokens // 3 + 1, tokens * 2 // 3 + 1)
 
     def run(name: str, prompt: list[int], tokens: int, seed: int) -> list[int]:
         sampling = pb.Sampling(temperature=0.9, top_p=0.95, seed=seed, max_tokens=tokens, ignore_eos=True)
@@ -156,16 +157,17 @@ def seeded(engine: VllmGenerator, ids: list[int]) -> dict[str, Any]:
                     got += new.token_ids
         return got
 
-    whole = run("whole", ids, 24, 7)
-    resumed = [run(f"from {cut}", ids + whole[:cut], 24 - cut, 7) for cut in (1, 9, 17)]
+    whole = run("whole", ids, tokens, 7)
+    resumed = [run(f"from {cut}", ids + whole[:cut], tokens - cut, 7) for cut in cuts]
     for number in range(5):
-        engine.add(f"beside {number}", [*ids[number:], 5, 6], pb.Sampling(max_tokens=30, seed=number, ignore_eos=True))
-    beside = run("beside", ids, 24, 7)
+        sampling = pb.Sampling(max_tokens=tokens, seed=number, ignore_eos=True)
+        engine.add(f"beside {number}", [*ids[number:], 5, 6], sampling)
+    beside = run("beside", ids, tokens, 7)
     return {
         "whole": whole,
-        "resumed": [whole[:cut] + rest for cut, rest in zip((1, 9, 17), resumed, strict=True)],
+        "resumed": [whole[:cut] + rest for cut, rest in zip(cuts, resumed, strict=True)],
         "beside": beside,
-        "other seed": run("other", ids, 24, 8),
+        "other seed": run("other", ids, tokens, 8),
     }
 
 

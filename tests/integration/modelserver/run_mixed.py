@@ -27,7 +27,6 @@ import numpy.typing as npt  # noqa: E402
 import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from transformers import (  # noqa: E402
-    AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -36,7 +35,6 @@ from transformers import (  # noqa: E402
     Qwen2ForCausalLM,
 )
 
-from loadtest.texts.smollm2 import smollm2  # noqa: E402
 from modelserver.engines import vllm_generator  # noqa: E402
 from modelserver.engines.core import LoadOptions  # noqa: E402
 from modelserver.engines.mixed_check import difference  # noqa: E402
@@ -53,14 +51,14 @@ from modelserver.scheduler.step_queue import QueueBounds, StepQueue  # noqa: E40
 from modelserver.scheduler.step_tokens import StepCost, StepTokens  # noqa: E402
 from modelserver.service.batch import Batch  # noqa: E402
 from protos.modelserver.v1 import modelserver_pb2 as pb  # noqa: E402
+from tests.integration.modelserver.several_engines import several_engines  # noqa: E402
 from tests.integration.modelserver.tiny_models import likeliest  # noqa: E402
 
 VOCABULARY = 2000
 POISON = 1999
 HIDDEN, LAYERS, KV, RANK = 64, 3, 32, 8
 MAX_LEN = 512
-MIXES = {"smollm2": 1, "llama": 1 if V2 else 2}
-MOST_MIXES = 2
+MIXES = 1 if V2 else 2
 """Of each model: as many random mixes of `GENERATIONS` and `BATCHES`."""
 GENERATIONS, BATCHES = (8, 6) if V2 else (14, 12)
 LONGEST = 150 if V2 else 400
@@ -78,7 +76,6 @@ class Model:
     embedding: Embedding
     reference: Any
     base: Any
-    blocks: int | None
 
     def vectors(self, queries: Sequence[list[int]]) -> list[npt.NDArray[np.float32]]:
         """What transformers makes of each query, as unit vectors."""
@@ -119,7 +116,7 @@ def tiny(folder: Path, config: Any, kind: Any, pooling: Pooling, *, adapter: boo
     (source / "1_Pooling").mkdir()
     text = json.dumps({f"pooling_mode_{mode}": each is pooling for each, mode in modes.items()})
     (source / "1_Pooling" / "config.json").write_text(text, encoding="utf-8")
-    return Model(folder, read_embedding(folder, source if adapter else None), model, base, blocks=48)
+    return Model(folder, read_embedding(folder, source if adapter else None), model, base)
 
 
 def _adapted(folder: Path, model: Any) -> Any:
@@ -152,12 +149,6 @@ def _adapted(folder: Path, model: Any) -> Any:
     return merged
 
 
-def _smollm2() -> Model:
-    folder = smollm2()
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return Model(folder, read_embedding(folder, None), reference, reference, blocks=None)
-
-
 def model_of(family: str) -> Model:
     """A model of this family, in a folder of its own."""
     folder = Path(mkdtemp()) / family
@@ -166,17 +157,13 @@ def model_of(family: str) -> Model:
             return tiny(folder, Qwen2Config, Qwen2ForCausalLM, Pooling.LAST)
         case "llama":
             return tiny(folder, LlamaConfig, LlamaForCausalLM, Pooling.MEAN, adapter=True)
-        case "mistral":
-            return tiny(folder, MistralConfig, MistralForCausalLM, Pooling.CLS)
         case _:
-            return _smollm2()
+            return tiny(folder, MistralConfig, MistralForCausalLM, Pooling.CLS)
 
 
 def loaded(model: Model, *, cached: bool = True) -> VllmGenerator:
     """With so few blocks of the cache that sequences are preempted; `cached`: with a prefix cache."""
-    options: dict[str, Any] = {"enable_prefix_caching": cached}
-    if model.blocks is not None:
-        options["num_gpu_blocks_override"] = model.blocks
+    options: dict[str, Any] = {"enable_prefix_caching": cached, "num_gpu_blocks_override": 48}
     wanted = LoadOptions(
         model_path=str(model.folder),
         dtype="float32",
@@ -459,9 +446,9 @@ def run(family: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "on v2": is_v2(runner),
         "check": difference(engine),
-        "mixes": [mixed(engine, model, seed) for seed in range(MIXES.get(family, MOST_MIXES))],
+        "mixes": [mixed(engine, model, seed) for seed in range(MIXES)],
         "longest": longest(engine, model),
-        "poison": poisoned(engine, model) if family != "smollm2" else {},
+        "poison": poisoned(engine, model),
     }
     if model.embedding.pooling is Pooling.MEAN:  # neither reads the prefix cache: the same engine pools otherwise
         runner.pooler, model.embedding = Pooler(Pooling.CLS), replace(model.embedding, pooling=Pooling.CLS)
@@ -472,7 +459,9 @@ def run(family: str) -> dict[str, Any]:
 
 def main(file: Path, families: Sequence[str]) -> None:
     """Run these families, and write what came out."""
-    file.write_text(json.dumps({family: run(family) for family in families}), encoding="utf-8")
+    with several_engines():
+        found = {family: run(family) for family in families}
+    file.write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

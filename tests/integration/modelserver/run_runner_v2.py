@@ -18,21 +18,26 @@ prepare_engine_env(os.environ, local_model=True, v1_runner=False)
 
 import numpy as np  # noqa: E402 - vLLM reads its environment when it is imported
 import torch  # noqa: E402
+from transformers import AutoModel  # noqa: E402
 
-from modelserver.engines import vllm_generator  # noqa: E402
+from modelserver import model_files  # noqa: E402
+from modelserver.engines import choice, vllm_generator  # noqa: E402
 from modelserver.engines.core import CoreEngine, load  # noqa: E402
 from modelserver.engines.direct import DirectEngine, NotDirect  # noqa: E402
 from modelserver.engines.vllm_generator import VllmGenerator  # noqa: E402
 from modelserver.engines.vllm_internals import runner_of  # noqa: E402
 from modelserver.model_files import locate  # noqa: E402
+from modelserver.settings import EngineSettings, ModelServerSettings  # noqa: E402
 from protos.modelserver.v1 import modelserver_pb2 as pb  # noqa: E402
 from tests.integration.modelserver import tiny_models  # noqa: E402
 from tests.integration.modelserver.run_engines import embed, options  # noqa: E402
 from tests.integration.modelserver.run_generation import freed, seeded  # noqa: E402
-from tests.integration.modelserver.texts import questions  # noqa: E402
+from tests.integration.modelserver.several_engines import several_engines  # noqa: E402
+from tests.integration.modelserver.texts import questions, token_ids  # noqa: E402
 
 QUESTIONS = 16
 TOKENS = 12
+SEEDED_TOKENS = 9
 PROMPT = [7, 99, 500, 12, 340]
 
 
@@ -60,20 +65,24 @@ def generation(folder: Path) -> dict[str, Any]:
             _generated(engine, 4, temperature=0.9, seed=5, **kept) for kept in ({"top_k": 1}, {"top_p": 1e-6})
         ],
         "expected": tiny_models.likeliest(model.whole, PROMPT, TOKENS),
-        "seeded": seeded(engine, PROMPT),
+        "seeded": seeded(engine, PROMPT, SEEDED_TOKENS),
         "freed": freed(engine, PROMPT),
     }
     engine.close()
     return result
 
 
-def minilm() -> list[list[float]]:
-    """What sentence-transformers gives for some questions."""
-    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow to import
-
-    model = SentenceTransformer(str(locate("", "")), device="cpu")
-    vectors: list[list[float]] = model.encode(questions(QUESTIONS), normalize_embeddings=True).tolist()
-    return vectors
+def minilm() -> float:
+    """The same of MiniLM's, on the engine that a model server builds."""
+    path = locate("", "")
+    settings = ModelServerSettings(engine=EngineSettings(kind="core", dtype="float32", step_tokens=256))
+    engine = choice.build(settings, model_files.read(path, "")).engine
+    body = AutoModel.from_pretrained(path).eval()
+    queries = token_ids(questions(QUESTIONS))
+    expected = tiny_models.TinyModel(body, body, "mean", encoder_only=True, size=384).pooled(queries)
+    found = embed(engine, queries)
+    engine.close()
+    return _difference(found, expected)
 
 
 def _difference(found: Any, expected: Any) -> float:
@@ -101,8 +110,9 @@ def _generated(engine: VllmGenerator, count: int, **sampling: Any) -> list[int]:
 def main(folder: Path) -> None:
     """Run all, and write it."""
     torch.manual_seed(0)
-    results: dict[str, Any] = {kind: embeddings(kind, folder) for kind in tiny_models.MODELS}
-    results |= {"generation": generation(folder / "g"), "minilm": minilm()}
+    with several_engines():
+        results: dict[str, Any] = {kind: embeddings(kind, folder) for kind in tiny_models.MODELS}
+        results |= {"generation": generation(folder / "g"), "minilm": minilm()}
     (folder / "lab.json").write_text(json.dumps(results), encoding="utf-8")
 
 

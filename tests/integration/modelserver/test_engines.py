@@ -1,4 +1,4 @@
-"""vLLM's two ways against the libraries that users compare with: LLM.embed, sentence-transformers, transformers."""
+"""vLLM's two ways against the libraries that users compare with: LLM.embed and sentence-transformers."""
 
 from __future__ import annotations
 
@@ -80,24 +80,6 @@ def test_vectors_point_where_those_of_sentence_transformers_do(lab: Lab, job: st
     found = unit(lab.array(job, "direct"))
     cosines = (found * lab.array("reference", "vectors")[: len(found)]).sum(axis=1)
     assert cosines.min() >= least
-
-
-@pytest.mark.parametrize("kind", ["qwen3", "xlm_roberta", "modernbert"])
-def test_other_kinds_of_models_agree_with_transformers(lab: Lab, kind: str) -> None:
-    ours, reference = lab.array(kind, "core"), lab.array(kind, "reference")
-    assert np.abs(ours - reference).max() <= 1e-4 * np.abs(reference).max()
-
-
-@pytest.mark.parametrize("kind", ["xlm_roberta", "modernbert"])
-def test_other_encoders_can_be_called_directly(lab: Lab, kind: str) -> None:
-    assert lab.figure(kind, "agrees")
-    reference = lab.array(kind, "reference")
-    assert np.abs(lab.array(kind, "direct") - reference).max() <= 1e-4 * np.abs(reference).max()
-
-
-@pytest.mark.parametrize("kind", ["qwen3", "xlm_roberta", "modernbert"])
-def test_a_query_as_long_as_the_model_takes_is_computed(lab: Lab, kind: str) -> None:
-    assert np.isfinite(lab.array(kind, "largest")).all()
 
 
 @pytest.mark.parametrize(("able", "dtype"), [("none", "float32"), ("avx512", "bfloat16"), ("arm", "bfloat16")])

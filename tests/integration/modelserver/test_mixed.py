@@ -12,8 +12,8 @@ import pytest
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 TOLERANCE = 1e-5
-V1, V2 = ("qwen2", "uncached", "llama", "mistral", "smollm2"), ("qwen2", "llama")
-"""Qwen2 and SmolLM2 pool by the last token, Mistral by the first, Llama by the mean and through a LoRA adapter."""
+V1, V2 = ("qwen2", "uncached", "llama", "mistral"), ("qwen2", "llama")
+"""Qwen2 pools by the last token, Mistral by the first, Llama by the mean and through a LoRA adapter."""
 NAMES = (*(f"{family} on v1" for family in V1), *(f"{family} on v2" for family in V2))
 LAB = "tests.integration.modelserver.run_mixed"
 
@@ -93,7 +93,7 @@ def test_the_same_engine_pools_by_the_first_token(labs: dict[str, Any], runner: 
     assert labs[f"llama on {runner}"]["longest by the first token"]["difference"] <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "smollm2" not in name])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_poisoned_batch_harms_generations_once_and_no_other_batch(labs: dict[str, Any], name: str) -> None:
     poison = labs[name]["poison"]
     unavailable = 14

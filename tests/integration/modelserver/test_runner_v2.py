@@ -7,16 +7,12 @@ import subprocess
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
-
-from tests.integration.modelserver.texts import questions, token_ids
-from tests.support.model_server_process import ServerProcess
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 RUN = (sys.executable, "-m", "tests.integration.modelserver.on_runner_v2")
-KINDS = ("qwen3", "xlm_roberta", "modernbert")
+KINDS = ("qwen3", "modernbert")
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +57,5 @@ def test_an_aborted_sequence_frees_its_memory_before_the_next_step(lab: Any) -> 
     assert during < before == after
 
 
-def test_a_model_server_answers_as_sentence_transformers_does(lab: Any) -> None:
-    reference = np.array(lab["minilm"])
-    settings = {"ENGINE__KIND": "core", "ENGINE__DTYPE": "float32", "ENGINE__STEP_TOKENS": "256"}
-    server = ServerProcess(settings, (*RUN, "modelserver"))
-    try:
-        server.connect()
-        found = server.embed(token_ids(questions(len(reference)))).matrix
-    finally:
-        server.kill()
-    cosines = np.einsum("ij,ij->i", found, reference) / np.linalg.norm(found, axis=1)
-    assert cosines.min() >= 0.99999
+def test_the_engine_that_a_model_server_builds_embeds_as_transformers_does(lab: Any) -> None:
+    assert lab["minilm"] <= 1e-5

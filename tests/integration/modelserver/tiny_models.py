@@ -17,8 +17,6 @@ from transformers import (
     ModernBertModel,
     Qwen3Config,
     Qwen3ForCausalLM,
-    XLMRobertaConfig,
-    XLMRobertaModel,
 )
 
 from modelserver.model_files import locate
@@ -109,23 +107,6 @@ def _qwen3() -> TinyModel:
     return TinyModel(whole, whole.model, "last", encoder_only=False, size=128)
 
 
-def _xlm_roberta() -> TinyModel:
-    """The architecture of multilingual-e5 and bge-m3: an encoder, pooled at its first token."""
-    config = XLMRobertaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=514,
-        type_vocab_size=1,
-        pad_token_id=1,
-    )
-    config.update({"position_embedding_type": "absolute"})  # published models have it, and vLLM reads it
-    whole = randomized(XLMRobertaModel(config, add_pooling_layer=False))
-    return TinyModel(whole, whole, "cls", encoder_only=True, size=128)
-
-
 def _modernbert() -> TinyModel:
     """An encoder with local and global attention in turn."""
     config = ModernBertConfig(
@@ -164,4 +145,4 @@ def randomized(model: Any) -> Any:
     return model.eval()
 
 
-MODELS: dict[str, Callable[[], TinyModel]] = {"qwen3": _qwen3, "xlm_roberta": _xlm_roberta, "modernbert": _modernbert}
+MODELS: dict[str, Callable[[], TinyModel]] = {"qwen3": _qwen3, "modernbert": _modernbert}
