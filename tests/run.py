@@ -26,6 +26,8 @@ from tests.suites import REPORTS, SUITES, Suite
 
 TRIED_AGAIN = 3  # failed tests of a suite at most: more are no accident
 PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""Of the suites: hundreds of processes import the same code, which Python is to compile once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def run(suite: Suite, *, strict: bool, output: IO[bytes] | None = None) -> Resul
     suite.report.parent.mkdir(parents=True, exist_ok=True)
     suite.report.unlink(missing_ok=True)
     start = time.monotonic()
-    running = [subprocess.Popen(command, stdout=output, stderr=output) for command in suite.commands]
+    running = [subprocess.Popen(command, stdout=output, stderr=output, env=ENVIRONMENT) for command in suite.commands]
     cpu_s = 0.0
     for process in running:
         _, status, used = os.wait4(process.pid, 0)

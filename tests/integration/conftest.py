@@ -81,9 +81,13 @@ def _listens(port: int) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files whose tests may take longest: one process runs a file, and the last to begin ends last."""
+    """Begin with the files whose tests may take longest, then with those of most tests.
+
+    One process runs a file, and the last to begin ends last.
+    """
     longest: Counter[Path] = Counter()
+    tests = Counter(item.path for item in items)
     for item in items:
         timeout = item.get_closest_marker("timeout")
         longest[item.path] = max(longest[item.path], timeout.args[0] if timeout is not None else 0)
-    items.sort(key=lambda item: -longest[item.path])
+    items.sort(key=lambda item: (-longest[item.path], -tests[item.path], item.path))

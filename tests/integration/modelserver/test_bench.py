@@ -36,7 +36,7 @@ web.run_app(app, host=options.host, port=int(options.port))
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_benchmark_for_gpus_runs_to_its_verdicts_without_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
