@@ -1,14 +1,10 @@
-"""The models that are measured: MiniLM from its wheel, and random ones in the shapes that people use.
-
-`python -m loadtest.bench.gpu.models FOLDER NAME` makes one. A program of its own: it loads torch, and ends.
-"""
+"""The models that are measured: MiniLM from its wheel, and random ones in the shapes that people use."""
 
 from __future__ import annotations
 
 import json
 import math
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +13,6 @@ from typing import Any
 from safetensors import safe_open
 
 from loadtest.bench.programs.instant_modelserver import tokenizer_folder
-from loadtest.stack.program import output_of
 
 MINILM = "minilm"
 _VOCABULARY = 30_522
@@ -69,13 +64,15 @@ SHAPES = {
 
 
 def model_folder(name: str, folder: Path) -> Path:
-    """The folder of a model, which is made if it is not there. Raises StackError."""
-    if name == MINILM:
-        return tokenizer_folder()
-    made = folder / name
-    if not (made / "modules.json").is_file():
-        output_of("loadtest.bench.gpu.models", str(made), name)
-    return made
+    """Where the model is, or is to be made."""
+    return tokenizer_folder() if name == MINILM else folder / name
+
+
+def make_missing(folder: Path) -> None:
+    """Make the model of a folder that was not made yet; torch and transformers are loaded only then."""
+    shape = SHAPES.get(folder.name)
+    if shape is not None and not (folder / "modules.json").is_file():
+        _make(folder, shape)
 
 
 def operations_per_token(folder: Path) -> float:
@@ -88,15 +85,14 @@ def operations_per_token(folder: Path) -> float:
     return 2.0 * weights
 
 
-def make(folder: Path, shape: Shape) -> None:
+def _make(folder: Path, shape: Shape) -> None:
     """Write random weights in half precision, as sentence-transformers has models."""
-    import torch  # noqa: PLC0415 - only the program needs it
+    import torch  # noqa: PLC0415 - only engine_steps makes models
     import transformers  # noqa: PLC0415
 
     torch.manual_seed(0)
     kind = getattr(transformers, shape.kind)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = kind(kind.config_class(**shape.config)).half()
+    model = kind(kind.config_class(**shape.config)).half()
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tokenizer_folder() / name, folder / name)
@@ -108,7 +104,3 @@ def make(folder: Path, shape: Shape) -> None:
         for place, (path, kind) in enumerate((("", "Transformer"), ("1_Pooling", "Pooling")))
     ]
     (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    make(Path(sys.argv[1]), SHAPES[sys.argv[2]])

@@ -13,16 +13,18 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 from k8s.process import logs
 from k8s.process.settings import load
+from loadtest.bench.gpu.models import make_missing
 from modelserver.__main__ import prepare
 from modelserver.engines.choice import build
 from modelserver.engines.engine import Engine
-from modelserver.engines.process_env import reexecution
+from modelserver.engines.process_env import needs_v1_runner, prepare_engine_env, reexecution
 from modelserver.model_files import ModelFiles
 from modelserver.profile.measure import measure, production_mix
 from modelserver.settings import ENV_PREFIX, ModelServerSettings
@@ -112,6 +114,8 @@ def prepared(module: str) -> tuple[ModelServerSettings, ModelFiles]:
     settings = load(ModelServerSettings, ENV_PREFIX)
     logs.configure("modelserver", settings.telemetry.log_level)
     logging.getLogger("vllm").setLevel("ERROR")
+    prepare_engine_env(os.environ, local_model=True, v1_runner=needs_v1_runner(settings.engine.kind))
+    make_missing(Path(settings.model.path))
     return settings, prepare(settings)
 
 
