@@ -53,13 +53,6 @@ class Kubernetes(Protocol):
     async def close(self) -> None: ...
 
 
-def connect() -> Kubernetes:
-    """With the service account of the pod; outside of a cluster, with the kubeconfig. Raises StartError."""
-    from k8s.connection import Connection, configuration  # noqa: PLC0415 - takes 0.4 s of CPU and 15 MB
-
-    return Connection(configuration())
-
-
 def slices_of(service: str) -> str:
     """The selector of a Service's EndpointSlices."""
     return f"kubernetes.io/service-name={service}"

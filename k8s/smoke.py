@@ -26,7 +26,8 @@ from aiokafka.errors import KafkaError
 
 from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings, KafkaSettings, TopicSettings
 from aggregator.sources.kafka.connection import client_options
-from k8s.api import Kubernetes, KubernetesError, connect
+from k8s.api import Kubernetes, KubernetesError
+from k8s.connect import connect
 from k8s.process.errors import StartError
 from k8s.process.settings import load
 from k8s.scaler.external_metrics.discovery import GROUP, VERSION

@@ -13,7 +13,8 @@ from typing_extensions import override
 
 from aggregator.settings.addresses import DnsAddress, changes, parse
 from k8s import endpoints
-from k8s.api import Kubernetes, connect
+from k8s.api import Kubernetes
+from k8s.connect import connect
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from aggregator.observability.page import LivePages
-from k8s.api import Kubernetes, KubernetesError, connect, this_namespace
+from k8s.api import Kubernetes, KubernetesError, this_namespace
+from k8s.connect import connect
 from k8s.endpoints import SCHEME, ServiceAddress, serving
 from k8s.process import telemetry
 from k8s.process.metrics_buffer import Instrument, Labels, MetricsBuffer

@@ -16,7 +16,8 @@ from kubernetes.client import Configuration
 from kubernetes.config import incluster_config
 
 from k8s import connection
-from k8s.api import KubernetesError, connect
+from k8s.api import KubernetesError
+from k8s.connect import connect
 from k8s.connection import Connection, configuration
 from tests.support.fake_kubernetes import FakeKubernetesApi
 from tests.support.until import until
