@@ -20,7 +20,7 @@ class MixedReplica(Replica):
     shares the next step with what was sent before, up to the room of one step.
 
     The room and the decoding sequences are those that the server reported last. Its curve stays that of steps that only
-    embed. A batch that does not fit takes several steps, and one that is isolated waits for a step of its own: no
+    embed. A batch that does not fit takes several steps, and an isolated batch runs in a separate step. So no
     time-out is shorter than `first_timeout_s`.
     """
 

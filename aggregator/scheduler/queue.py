@@ -135,7 +135,7 @@ class TokenQueue:
         else:
             item.waiters.append(query)
             self.coalesced += 1
-            if query.priority < item.priority:  # pragma: no mutate: the class stays what it is
+            if query.priority < item.priority:  # pragma: no mutate: the same class changes nothing
                 self._reclass(item, query.priority)
         query.item = item
         self._order += 1  # pragma: no mutate: only compared: where it starts and by how much it rises changes no order

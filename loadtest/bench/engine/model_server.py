@@ -38,7 +38,7 @@ _MAX_BYTES = 64 * 1024 * 1024
 
 
 def measure(plan: Plan) -> list[Figure]:
-    """Both in turns, two processes with an engine of their own, one of them idle while the other works."""
+    """Measure both in turns: each has its own process and engine, and one works at a time."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     turns = plan.repeats * _TURNS_PER_REPEAT
     command = ["loadtest.bench.programs.engine_forward", "--queries", str(QUERIES), "--tokens", str(TOKENS)]

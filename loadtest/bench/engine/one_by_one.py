@@ -22,7 +22,7 @@ _FEWEST = 5
 
 
 def measure(plan: Plan) -> list[Figure]:
-    """All in turns, each in a process of its own that is idle while another works."""
+    """Measure all in turns: each has its own process, and one works at a time."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     turns = plan.repeats * _TURNS_PER_REPEAT
     with ExitStack() as stack:

@@ -53,7 +53,7 @@ class Engine:
     operations_per_token: float = 0.0
 
     def tokens_per_s(self, tokens: int) -> float:
-        """Of steps of so many tokens, one after the other; 0 if they were not measured."""
+        """Tokens per second in successive steps of `tokens` tokens; 0 if that size was not measured."""
         step_s, _ = self.steps.get(tokens, (0.0, 0.0))
         return tokens / step_s if step_s else 0.0
 

@@ -9,10 +9,10 @@ from loadtest.bench.figures import Figure
 from loadtest.bench.gpu.engines import DIRECT, NO_GRAPHS, STEPS, V1, V2, Engine
 
 DIRECT_PAYS = 1.1
-"""ADR 30: so many times as fast as core must direct be to become the default on a GPU."""
+"""How many times as fast as core the direct engine must be to become the default on a GPU (ADR 30)."""
 _LEVEL = 0.05
 _IDLE = 1.2
-"""A step that takes so many times as long as the GPU computes leaves the GPU waiting."""
+"""Step time over computing time of the GPU, from which the GPU waits for the host."""
 _DOUBLING = 1.05
 
 

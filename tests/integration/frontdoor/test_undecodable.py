@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import logging
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +18,7 @@ from k8s.process import logs
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.listening import Listening, ask, listening, refused
 from tests.support.until import until
+from tests.support.written_logs import written_logs
 
 GRPC = (b"content-type", b"application/grpc")
 EMBED, STREAM = "/embedding.v1.Embeddings/Embed", "/embedding.v1.Embeddings/EmbedStream"
@@ -35,14 +35,8 @@ BROKEN = {
 
 @pytest.fixture
 def written() -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    stream = io.StringIO()
-    logs.configure("aggregator", "info", stream)
-    yield stream
-    logging.captureWarnings(capture=False)
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    with written_logs("aggregator") as stream:
+        yield stream
 
 
 @pytest.mark.parametrize("message", BROKEN.values(), ids=BROKEN)

@@ -10,18 +10,13 @@ from typing import Any
 import pytest
 
 from k8s.process import logs
+from tests.support.written_logs import written_logs
 
 
 @pytest.fixture
 def written() -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    stream = io.StringIO()
-    logs.configure("test-service", "info", stream)
-    yield stream
-    logging.captureWarnings(capture=False)
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    with written_logs("test-service") as stream:
+        yield stream
 
 
 def lines(stream: io.StringIO) -> list[dict[str, Any]]:
