@@ -68,7 +68,7 @@ class Metrics:
 
     def generation_step(self, step: GenerationStep) -> None:
         self._step.record(step.duration_s)
-        self._generated.add(step.prompt_tokens, {"kind": "prompt"})
+        self._generated.add(step.prefill_tokens, {"kind": "prompt"})
         self._generated.add(step.new_tokens, {"kind": "new"})
 
     def failed_step(self, composition: Composition) -> None:

@@ -94,7 +94,7 @@ class DemandMeter:
         others = [each for (name, source), each in self._arrivals.items() if name == model.name and source != KAFKA]
         return pb.ModelDemand(
             model=model.name,
-            grpc_tokens_per_s=sum(each.tokens_per_s(now_s) for each in others),
+            other_tokens_per_s=sum(each.tokens_per_s(now_s) for each in others),
             kafka_tokens_per_s=kafka.tokens_per_s(now_s),
             held_tokens=model.admission.total,
             tokens_per_record=kafka.tokens_per_request,

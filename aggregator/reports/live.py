@@ -246,7 +246,7 @@ class LiveFeed(Feed):
     def _scaling(self, model: Model) -> Scaling:
         """The scaler's formula for one model, as far as one aggregator sees it, with the scaler's defaults."""
         demand: pb.ModelDemand = self._meter.of(model)
-        arriving = demand.grpc_tokens_per_s + demand.kafka_tokens_per_s
+        arriving = demand.other_tokens_per_s + demand.kafka_tokens_per_s
         lag = sum(each.records for each in self._backlogs())
         unread = lag if len(self._models.configured) == 1 else 0
         backlog = backlog_tokens(unread + demand.pending_requests, demand.tokens_per_record, demand.held_tokens)

@@ -108,7 +108,7 @@ class Server:
         if generates:
             prompt_tokens = self._read_prompts(left - embedding_tokens, first)
             self._decode(first, finished)
-        seconds = self._cost.time_s(StepLoad(embedding_tokens + prompt_tokens, decoding))
+        seconds = self._cost.time_s(StepLoad(prompt_tokens, decoding, embedding_tokens))
         return Step(seconds, decoding, left, embedding_tokens, prompt_tokens, finished, first)
 
     def _tasks(self) -> tuple[bool, bool]:

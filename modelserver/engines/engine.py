@@ -113,12 +113,9 @@ class NewTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What the last step computed: tokens of prompts, and sequences that gained a token without.
+    """What the last step computed: prompt tokens of generations, sequences that decoded, tokens of embeddings."""
 
-    `embedding_tokens` of the prompts' tokens were of embeddings.
-    """
-
-    prompt_tokens: int
+    prefill_tokens: int
     decoding: int
     embedding_tokens: int = 0
 
@@ -137,8 +134,8 @@ class EngineLoad:
     embeddings: Sequence[int] = ()
 
     @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the generations' prompts that are not computed yet."""
+    def prefill_tokens(self) -> int:
+        """Prompt tokens of generations that are not computed yet."""
         return sum(self.begun) + self.waiting_tokens
 
 

@@ -92,7 +92,7 @@ class SyntheticGenerator:
         """Compute one step: what has begun, then embeddings, then prompts."""
         decoding = self.load.decoding
         left = max(1, self._step_tokens - decoding)
-        prompt_tokens = embedding_tokens = 0
+        prefill_tokens = embedding_tokens = 0
         ready: list[str] = []
         active = sorted(self._active().items(), key=lambda item: (not item[1].begun, not item[1].embeds))
         for name, sequence in active:
@@ -103,12 +103,14 @@ class SyntheticGenerator:
             sequence.begun = True
             sequence.prompt_left -= part
             left -= part
-            prompt_tokens += part
-            embedding_tokens += part * sequence.embeds
+            if sequence.embeds:
+                embedding_tokens += part
+            else:
+                prefill_tokens += part
             if not sequence.prompt_left:
                 ready.append(name)
-        self.sleep(self.fixed_s + self.per_token_s * (prompt_tokens + decoding))
-        return [self._next(name) for name in ready], StepLoad(prompt_tokens, decoding, embedding_tokens)
+        self.sleep(self.fixed_s + self.per_token_s * (prefill_tokens + embedding_tokens + decoding))
+        return [self._next(name) for name in ready], StepLoad(prefill_tokens, decoding, embedding_tokens)
 
     def recover(self) -> None:
         self._sequences.clear()

@@ -149,8 +149,9 @@ class VllmGenerator:
         with device_errors():
             outputs, _ = self.core.step()
         new = [_new_tokens(output) for each in outputs.values() for output in each.outputs]
-        decoding = min(decoding, self._scheduled - self._scheduled_embeddings)
-        return new, StepLoad(self._scheduled - decoding, decoding, self._scheduled_embeddings)
+        of_generations = self._scheduled - self._scheduled_embeddings
+        decoding = min(decoding, of_generations)
+        return new, StepLoad(of_generations - decoding, decoding, self._scheduled_embeddings)
 
     def discard(self, names: Collection[str]) -> None:
         """Forget the sequences of a step that raised, with all that is cached. Raises EngineBroken.

@@ -40,7 +40,7 @@ def measure(engine: Generator, clock: Callable[[], float] = time.perf_counter) -
         names = [f"decode-{sequences}-{number}" for number in range(sequences)]
         for name in names:
             engine.add(name, prompt(_PROMPT_TOKENS), pb.Sampling(max_tokens=_STEPS + 8, temperature=0, ignore_eos=True))
-        while engine.load.prompt_tokens:
+        while engine.load.prefill_tokens:
             step()
         step()
         times = [step() for _ in range(_STEPS)]
@@ -62,7 +62,7 @@ def measure(engine: Generator, clock: Callable[[], float] = time.perf_counter) -
 
 def fitted(measured: list[tuple[StepLoad, float]]) -> StepCost:
     """The cost that fits these loads and times (seconds) best; no part of it below 0."""
-    loads = np.array([(1.0, load.decoding, load.prompt_tokens) for load, _ in measured])
+    loads = np.array([(1.0, load.decoding, load.prefill_tokens) for load, _ in measured])
     times = np.array([took_s for _, took_s in measured])
     cost, *_ = np.linalg.lstsq(loads / times[:, None], np.ones(len(times)), rcond=None)
     return StepCost(*(max(_LEAST_S, float(part)) for part in cost))

@@ -17,7 +17,7 @@ _PROMPTS_SHARE = 4
 def embed_room(step_tokens: int, load: EngineLoad) -> int:
     """Tokens of embeddings in a step of `step_tokens`, those in the engine included."""
     left = max(0, step_tokens - load.decoding)
-    return left - min(load.prompt_tokens, left // _PROMPTS_SHARE)
+    return left - min(load.prefill_tokens, left // _PROMPTS_SHARE)
 
 
 class StepComposition:
@@ -35,19 +35,19 @@ class StepComposition:
         self._held = sum(load.embeddings)
         self._entered: list[int] = []
         self._seats = seats
-        self._alone = not load.embeddings
+        self._first = not load.embeddings
 
     def admits(self, tokens: int, most_tokens: int) -> bool:
         """Whether an embedding may enter, whose sender allows `most_tokens` of embeddings in its step."""
         free = min(self._most, most_tokens) - self._held - sum(self._entered)
-        return self._seats > 0 and free > 0 and (tokens <= free or self._alone)
+        return self._seats > 0 and free > 0 and (tokens <= free or self._first)
 
     def enter(self, tokens: int, most_tokens: int) -> None:
         """An embedding that is admitted enters."""
         self._most = min(self._most, most_tokens)
         self._entered.append(tokens)
         self._seats -= 1
-        self._alone = False
+        self._first = False
 
     @property
     def prompt_part(self) -> int:

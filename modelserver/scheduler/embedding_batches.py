@@ -108,7 +108,7 @@ class EmbeddingBatches:
         """Let queries enter the engine, and limit its next step's tokens and generations."""
         self._room = embed_room(step_tokens, load)
         # Between two batches that go alone, the generations that wait for them get a step.
-        may_pause = not (self._paused and (load.decoding or load.prompt_tokens))
+        may_pause = not (self._paused and (load.decoding or load.prefill_tokens))
         if may_pause and not self._running and (queued := self._queue.poll(lambda head: head.alone)) is not None:
             self._begin(queued)
         self._paused = self.alone
@@ -131,7 +131,7 @@ class EmbeddingBatches:
         step_batches = dict.fromkeys(self._owners.values())
         composition = self._label(len(step_batches), load)
         for batch in step_batches:
-            batch.tokens += load.prompt_tokens
+            batch.tokens += load.prefill_tokens + load.embedding_tokens
             batch.duration_s += duration_s
             batch.decoding = max(batch.decoding, load.decoding)
         for each in new:
@@ -226,6 +226,6 @@ class EmbeddingBatches:
     def _label(self, batches: int, load: StepLoad) -> Composition:
         if self.alone:
             return Composition.ALONE
-        if load.decoding or load.prompt_tokens > load.embedding_tokens:
+        if load.decoding or load.prefill_tokens:
             return Composition.MIXED
         return Composition.MERGED if batches > 1 else Composition.SINGLE

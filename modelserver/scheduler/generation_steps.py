@@ -30,7 +30,7 @@ class GenerationStep:
     """The report of one engine step."""
 
     new_tokens: int
-    prompt_tokens: int
+    prefill_tokens: int
     duration_s: float
 
 
@@ -163,10 +163,9 @@ class GenerationSteps:
             self._embeddings.deliver([each for each in new if each.name not in self._sequences], load, duration_s)
             new = [each for each in new if each.name in self._sequences]
         self._deliver(engine, limits, new, load, duration_s)
-        prompt_tokens = load.prompt_tokens - load.embedding_tokens
-        if new or prompt_tokens:
+        if new or load.prefill_tokens:
             new_tokens = sum(len(each.token_ids) for each in new)
-            self._on_step(GenerationStep(new_tokens, prompt_tokens, duration_s))
+            self._on_step(GenerationStep(new_tokens, load.prefill_tokens, duration_s))
 
     def refuse(self, reason: str) -> None:
         """Finish every sequence, and those that wait to be started."""
@@ -188,8 +187,8 @@ class GenerationSteps:
             return
         embeddings.begin_step(engine, now_s, now_s - self._idle_since_s)
         load = engine.load
-        alone = not (load.decoding or load.prompt_tokens)  # no generation waits for its next token
-        step_tokens = engine.facts.step_token_capacity if alone else limits.step_tokens.tokens(load.decoding)
+        only_embeddings = not (load.decoding or load.prefill_tokens)  # no generation waits for its next token
+        step_tokens = engine.facts.step_token_capacity if only_embeddings else limits.step_tokens.tokens(load.decoding)
         embeddings.compose(engine, load, step_tokens, sequences)
 
     def _next_command(self, *, wait: bool) -> Command | None:
@@ -256,10 +255,10 @@ class GenerationSteps:
             step_duration_s=duration_s,
             free_kv_tokens=engine.free_kv_tokens,
             running=engine.running,
-            waiting_tokens=engine.load.prompt_tokens,
+            waiting_tokens=engine.load.prefill_tokens,
             embed_room_tokens=None if self._embeddings is None else self._embeddings.room_tokens,
             decoding_sequences=load.decoding,
-            prompt_tokens=load.prompt_tokens - load.embedding_tokens,
+            prompt_tokens=load.prefill_tokens,
             embedding_tokens=load.embedding_tokens,
         )
         for outbox in callers:

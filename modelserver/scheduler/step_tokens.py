@@ -22,14 +22,15 @@ _SLOWEST, _QUICKEST = 3.0, 0.3
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step: `fixed_s`, `per_sequence_s` for each that decodes, `per_token_s` for each prompt token."""
+    """Seconds of a step: `fixed_s`, `per_sequence_s` for each that decodes, `per_token_s` for each other token."""
 
     fixed_s: float
     per_sequence_s: float
     per_token_s: float
 
     def time_s(self, load: StepLoad) -> float:
-        return self.fixed_s + self.per_sequence_s * load.decoding + self.per_token_s * load.prompt_tokens
+        tokens = load.prefill_tokens + load.embedding_tokens
+        return self.fixed_s + self.per_sequence_s * load.decoding + self.per_token_s * tokens
 
 
 class StepTokens:

@@ -141,7 +141,7 @@ class ModelFigures:
             growth.append((ends.measured_s, {topic: ends.records(topic) for topic in shares}))
         while len(growth) > 1 and growth[1][0] <= ends.measured_s - self._arrival_window_s:  # pragma: no mutate
             growth.popleft()
-        calls = sum(model.grpc_tokens_per_s for model in models)
+        calls = sum(model.other_tokens_per_s for model in models)
         (first_s, first), (last_s, last) = growth[0], growth[-1]
         if last_s == first_s:
             return calls + sum(model.kafka_tokens_per_s for model in models)

@@ -146,7 +146,7 @@ def drive(
         now_s += took_s
         busy_s += took_s
         sequence_s += took_s * len(new)
-        read += load.prompt_tokens
+        read += load.prefill_tokens
         rule.stepped(load, took_s)
         for each in new:
             one = int(each.name)

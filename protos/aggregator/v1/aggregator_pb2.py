@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%protos/aggregator/v1/aggregator.proto\x12\raggregator.v1\"\x12\n\x10GetDemandRequest\"\xbb\x01\n\x11GetDemandResponse\x12\x12\n\nbusy_share\x18\x03 \x01(\x01\x12*\n\x06models\x18\x04 \x03(\x0b\x32\x1a.aggregator.v1.ModelDemand\x12,\n\npartitions\x18\x05 \x03(\x0b\x32\x18.aggregator.v1.Partition\x12&\n\x07streams\x18\x07 \x03(\x0b\x32\x15.aggregator.v1.StreamJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03J\x04\x08\x06\x10\x07\"\x83\x02\n\x0bModelDemand\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11grpc_tokens_per_s\x18\x02 \x01(\x01\x12\x1a\n\x12kafka_tokens_per_s\x18\x03 \x01(\x01\x12\x13\n\x0bheld_tokens\x18\x04 \x01(\x04\x12\x19\n\x11tokens_per_record\x18\x05 \x01(\x01\x12(\n\x08replicas\x18\x06 \x03(\x0b\x32\x16.aggregator.v1.Replica\x12\r\n\x05p99_s\x18\x07 \x01(\x01\x12\r\n\x05slo_s\x18\x08 \x01(\x01\x12\x18\n\x10pending_requests\x18\t \x01(\x04\x12\x1c\n\x14kv_token_s_per_token\x18\n \x01(\x01\"}\n\x07Replica\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x14\n\x0ctoken_budget\x18\x02 \x01(\r\x12\x13\n\x0bstep_time_s\x18\x03 \x01(\x01\x12\x17\n\x0f\x62udget_at_floor\x18\x06 \x01(\x08\x12\x11\n\tkv_tokens\x18\x07 \x01(\x04J\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06\"Z\n\tPartition\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x16\n\x0e\x66\x65tch_position\x18\x03 \x01(\x03\x12\r\n\x05model\x18\x05 \x01(\tJ\x04\x08\x04\x10\x05\"Z\n\x06Stream\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x17\n\x0fwaiting_entries\x18\x03 \x01(\x04\x12\x18\n\x10tokens_per_entry\x18\x04 \x01(\x01\x32X\n\x06\x44\x65mand\x12N\n\tGetDemand\x12\x1f.aggregator.v1.GetDemandRequest\x1a .aggregator.v1.GetDemandResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%protos/aggregator/v1/aggregator.proto\x12\raggregator.v1\"\x12\n\x10GetDemandRequest\"\xbb\x01\n\x11GetDemandResponse\x12\x12\n\nbusy_share\x18\x03 \x01(\x01\x12*\n\x06models\x18\x04 \x03(\x0b\x32\x1a.aggregator.v1.ModelDemand\x12,\n\npartitions\x18\x05 \x03(\x0b\x32\x18.aggregator.v1.Partition\x12&\n\x07streams\x18\x07 \x03(\x0b\x32\x15.aggregator.v1.StreamJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03J\x04\x08\x06\x10\x07\"\x84\x02\n\x0bModelDemand\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1a\n\x12other_tokens_per_s\x18\x02 \x01(\x01\x12\x1a\n\x12kafka_tokens_per_s\x18\x03 \x01(\x01\x12\x13\n\x0bheld_tokens\x18\x04 \x01(\x04\x12\x19\n\x11tokens_per_record\x18\x05 \x01(\x01\x12(\n\x08replicas\x18\x06 \x03(\x0b\x32\x16.aggregator.v1.Replica\x12\r\n\x05p99_s\x18\x07 \x01(\x01\x12\r\n\x05slo_s\x18\x08 \x01(\x01\x12\x18\n\x10pending_requests\x18\t \x01(\x04\x12\x1c\n\x14kv_token_s_per_token\x18\n \x01(\x01\"}\n\x07Replica\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x14\n\x0ctoken_budget\x18\x02 \x01(\r\x12\x13\n\x0bstep_time_s\x18\x03 \x01(\x01\x12\x17\n\x0f\x62udget_at_floor\x18\x06 \x01(\x08\x12\x11\n\tkv_tokens\x18\x07 \x01(\x04J\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06\"Z\n\tPartition\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x16\n\x0e\x66\x65tch_position\x18\x03 \x01(\x03\x12\r\n\x05model\x18\x05 \x01(\tJ\x04\x08\x04\x10\x05\"Z\n\x06Stream\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x17\n\x0fwaiting_entries\x18\x03 \x01(\x04\x12\x18\n\x10tokens_per_entry\x18\x04 \x01(\x01\x32X\n\x06\x44\x65mand\x12N\n\tGetDemand\x12\x1f.aggregator.v1.GetDemandRequest\x1a .aggregator.v1.GetDemandResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,13 +36,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETDEMANDRESPONSE']._serialized_start=77
   _globals['_GETDEMANDRESPONSE']._serialized_end=264
   _globals['_MODELDEMAND']._serialized_start=267
-  _globals['_MODELDEMAND']._serialized_end=526
-  _globals['_REPLICA']._serialized_start=528
-  _globals['_REPLICA']._serialized_end=653
-  _globals['_PARTITION']._serialized_start=655
-  _globals['_PARTITION']._serialized_end=745
-  _globals['_STREAM']._serialized_start=747
-  _globals['_STREAM']._serialized_end=837
-  _globals['_DEMAND']._serialized_start=839
-  _globals['_DEMAND']._serialized_end=927
+  _globals['_MODELDEMAND']._serialized_end=527
+  _globals['_REPLICA']._serialized_start=529
+  _globals['_REPLICA']._serialized_end=654
+  _globals['_PARTITION']._serialized_start=656
+  _globals['_PARTITION']._serialized_end=746
+  _globals['_STREAM']._serialized_start=748
+  _globals['_STREAM']._serialized_end=838
+  _globals['_DEMAND']._serialized_start=840
+  _globals['_DEMAND']._serialized_end=928
 # @@protoc_insertion_point(module_scope)

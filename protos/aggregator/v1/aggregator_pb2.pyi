@@ -23,9 +23,9 @@ class GetDemandResponse(_message.Message):
     def __init__(self, busy_share: _Optional[float] = ..., models: _Optional[_Iterable[_Union[ModelDemand, _Mapping]]] = ..., partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ...) -> None: ...
 
 class ModelDemand(_message.Message):
-    __slots__ = ("model", "grpc_tokens_per_s", "kafka_tokens_per_s", "held_tokens", "tokens_per_record", "replicas", "p99_s", "slo_s", "pending_requests", "kv_token_s_per_token")
+    __slots__ = ("model", "other_tokens_per_s", "kafka_tokens_per_s", "held_tokens", "tokens_per_record", "replicas", "p99_s", "slo_s", "pending_requests", "kv_token_s_per_token")
     MODEL_FIELD_NUMBER: _ClassVar[int]
-    GRPC_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    OTHER_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     KAFKA_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_RECORD_FIELD_NUMBER: _ClassVar[int]
@@ -35,7 +35,7 @@ class ModelDemand(_message.Message):
     PENDING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     KV_TOKEN_S_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     model: str
-    grpc_tokens_per_s: float
+    other_tokens_per_s: float
     kafka_tokens_per_s: float
     held_tokens: int
     tokens_per_record: float
@@ -44,7 +44,7 @@ class ModelDemand(_message.Message):
     slo_s: float
     pending_requests: int
     kv_token_s_per_token: float
-    def __init__(self, model: _Optional[str] = ..., grpc_tokens_per_s: _Optional[float] = ..., kafka_tokens_per_s: _Optional[float] = ..., held_tokens: _Optional[int] = ..., tokens_per_record: _Optional[float] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., p99_s: _Optional[float] = ..., slo_s: _Optional[float] = ..., pending_requests: _Optional[int] = ..., kv_token_s_per_token: _Optional[float] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., other_tokens_per_s: _Optional[float] = ..., kafka_tokens_per_s: _Optional[float] = ..., held_tokens: _Optional[int] = ..., tokens_per_record: _Optional[float] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., p99_s: _Optional[float] = ..., slo_s: _Optional[float] = ..., pending_requests: _Optional[int] = ..., kv_token_s_per_token: _Optional[float] = ...) -> None: ...
 
 class Replica(_message.Message):
     __slots__ = ("address", "token_budget", "step_time_s", "budget_at_floor", "kv_tokens")

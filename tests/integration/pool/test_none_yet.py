@@ -32,7 +32,7 @@ async def test_a_call_asks_for_a_first_server_and_waits_for_it(new_server: NewSe
         async with asyncio.timeout(30):
             while True:
                 demand = await aggregator_pb2_grpc.DemandStub(scaler).GetDemand(aggregator_pb2.GetDemandRequest())
-                if demand.models[0].pending_requests == 1 and demand.models[0].grpc_tokens_per_s > 0:
+                if demand.models[0].pending_requests == 1 and demand.models[0].other_tokens_per_s > 0:
                     break
                 await asyncio.sleep(0.05)
         await asyncio.sleep(3.0)  # longer than a call waits for the next server of a model that is never without one

@@ -81,7 +81,7 @@ async def test_a_call_waits_for_the_first_server_of_a_model_that_scales_to_zero_
         await asyncio.sleep(0.5)
         demand = faked.pipeline.meter.of(faked.model)
         assert demand.pending_requests == 3
-        assert demand.grpc_tokens_per_s > 0.0
+        assert demand.other_tokens_per_s > 0.0
         await asyncio.sleep(30)
         assert (await short).code is Code.DEADLINE_EXCEEDED
         assert not any(call.done() for call in waiting)

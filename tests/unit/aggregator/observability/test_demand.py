@@ -40,7 +40,7 @@ async def test_refused_and_expired_requests_are_demand() -> None:
         await faked.embed("1")
         calls = [faked.embed("1 2 3 4 5 6", in_s=-1.0 if number % 2 else None) for number in range(100)]
         answered = await asyncio.gather(*calls)
-        found = report(faked).models[0].grpc_tokens_per_s
+        found = report(faked).models[0].other_tokens_per_s
     assert {request.code.name for request in answered} >= {"DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}
     assert found > 300
 
@@ -90,7 +90,7 @@ async def test_requests_count_with_all_their_inputs_whatever_name_their_model_go
     meter.counted(faked.model, [request for request in requests if request.held is not None])
     clock.now_s += 10.0
     told = meter.of(faked.model)
-    assert told.grpc_tokens_per_s == pytest.approx((60 + 20) / 10, rel=0.001)
+    assert told.other_tokens_per_s == pytest.approx((60 + 20) / 10, rel=0.001)
     assert told.kafka_tokens_per_s == pytest.approx(1.0, rel=0.001)
     assert told.tokens_per_record == 10.0
     assert told.held_tokens == 90
@@ -109,7 +109,7 @@ async def test_what_was_refused_is_counted_as_long_as_those_that_were_held() -> 
     requests[0].hold(Held(faked.model.admission, *_NOWHERE), 7)
     meter.counted(faked.model, requests)  # the other nine were refused: of them no tokens are known
     clock.now_s += 10.0
-    assert meter.of(faked.model).grpc_tokens_per_s == pytest.approx(7.0, rel=0.001)
+    assert meter.of(faked.model).other_tokens_per_s == pytest.approx(7.0, rel=0.001)
 
 
 @in_virtual_time
@@ -200,7 +200,7 @@ async def test_requests_of_a_model_that_is_not_there_keep_no_others_from_being_c
         request.hold(Held(faked.model.admission, *_NOWHERE), 10)
     meter.counted(faked.model, requests[1:])
     clock.now_s += 10.0
-    assert meter.of(faked.model).grpc_tokens_per_s == pytest.approx(4.0, rel=0.001)
+    assert meter.of(faked.model).other_tokens_per_s == pytest.approx(4.0, rel=0.001)
 
 
 @in_virtual_time

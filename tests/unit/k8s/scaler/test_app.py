@@ -80,7 +80,7 @@ class Cluster:
     def demand(self) -> pb.GetDemandResponse:
         replica = pb.Replica(address="pod", token_budget=500, step_time_s=0.125)
         model = pb.ModelDemand(
-            model=MODEL, grpc_tokens_per_s=self.calls_per_s, replicas=[replica], tokens_per_record=30.0
+            model=MODEL, other_tokens_per_s=self.calls_per_s, replicas=[replica], tokens_per_record=30.0
         )
         return pb.GetDemandResponse(models=[model], busy_share=0.5)
 

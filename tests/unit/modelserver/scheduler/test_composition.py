@@ -142,12 +142,12 @@ def test_each_step_is_fair_to_decoding_sequences_prompts_and_embeddings_and_leav
         crowded = begun + len(step.load.embeddings) >= step.left
         assert crowded or (step.decoded == step.decoding and unused >= 0)
         # Prompts that wait keep a quarter of what decoding leaves.
-        assert step.prompt_tokens >= min(step.load.prompt_tokens, step.left // 4) - step.cut
+        assert step.prompt_tokens >= min(step.load.prefill_tokens, step.left // 4) - step.cut
         # It completes an embedding, or computes as large a part of the first one as of any prompt.
         first = next(iter((*step.load.embeddings, *step.queued)), 0)
         assert step.finished or step.embedding_tokens >= min(first, step.left * 3 // 4 // (1 + begun)) - 1
         if unused > step.cut:  # then nothing that waits fits it
-            assert step.prompt_tokens == step.load.prompt_tokens
+            assert step.prompt_tokens == step.load.prefill_tokens
             entered = step.embedding_tokens - sum(step.load.embeddings)
             assert entered >= 0  # every document was completed
             left_over = list(step.queued)

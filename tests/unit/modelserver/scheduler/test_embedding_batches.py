@@ -121,7 +121,7 @@ def test_batches_and_generations_share_a_step_and_each_query_gets_its_own_vector
     ]
     assert server.answer("a").step.tokens == 9
     assert server.answer("a").step.embed_room_tokens == STEP_TOKENS - 3
-    assert server.generation[0].prompt_tokens == 3
+    assert server.generation[0].prefill_tokens == 3
     step = server.read()
     assert len(step.token_ids) == 4
     assert (step.decoding_sequences, step.prompt_tokens, step.embedding_tokens) == (0, 3, 6)

@@ -38,7 +38,7 @@ def figures(arrival_window_s: float = 20.0) -> ModelFigures:
 
 
 def test_calls_and_backlog_together_make_the_figure() -> None:
-    answers = Answers((answer((0, 900), grpc_tokens_per_s=6000.0, held_tokens=3000),), 100.0)
+    answers = Answers((answer((0, 900), other_tokens_per_s=6000.0, held_tokens=3000),), 100.0)
     figure = figures().update(answers, ends(100.0, 1000), None, 100.0)
     # (6000 + (100 records * 10 tokens + 3000 held) / 30) / (0.75 * 10,000)
     assert figure.required_replicas == pytest.approx((6000 + 4000 / 30) / 7500)
@@ -46,7 +46,7 @@ def test_calls_and_backlog_together_make_the_figure() -> None:
 
 
 def test_of_a_share_of_the_demand_that_share_of_the_replicas_is_required_and_of_the_lag_is_told() -> None:
-    answers = Answers((answer((0, 900), grpc_tokens_per_s=6000.0, held_tokens=3000, pending_requests=6),), 100.0)
+    answers = Answers((answer((0, 900), other_tokens_per_s=6000.0, held_tokens=3000, pending_requests=6),), 100.0)
     shares = TopicShares({"m": [TOPIC]})
     whole, quarter, none = (
         ModelFigures("m", shares, POLICY, first_tokens_per_record=10.0, arrival_window_s=20.0, share=share).update(
@@ -60,7 +60,7 @@ def test_of_a_share_of_the_demand_that_share_of_the_replicas_is_required_and_of_
 
 
 def test_a_model_that_generates_asks_for_the_memory_that_its_texts_hold() -> None:
-    asked = answer((0, 1000), grpc_tokens_per_s=6000.0, kv_token_s_per_token=2.0)
+    asked = answer((0, 1000), other_tokens_per_s=6000.0, kv_token_s_per_token=2.0)
     asked.models[0].replicas[0].kv_tokens = 4000
     figure = figures().update(Answers((asked,), 100.0), ends(100.0, 1000), None, 100.0)
     assert figure.required_replicas == pytest.approx(6000 * 2.0 / 4000 / 0.75)
@@ -85,7 +85,7 @@ def test_unclaimed_entries_of_a_redis_stream_count_once_although_every_aggregato
 
 async def test_without_kafka_the_entries_of_redis_and_calls_make_the_figure() -> None:
     lag = KafkaLag(KafkaSettings(enabled=False))
-    redis = answer(grpc_tokens_per_s=6000.0)
+    redis = answer(other_tokens_per_s=6000.0)
     redis.streams.append(pb.Stream(stream="s", model="m", waiting_entries=100, tokens_per_entry=20.0))
     model = figures()
     for at_s in (100.0, 105.0):
@@ -122,7 +122,7 @@ def test_a_step_of_arrivals_is_seen_whole_once_the_window_has_passed_and_not_bef
 
 
 def test_the_demand_of_all_aggregators_is_summed_and_each_pod_counts_once() -> None:
-    answers = Answers(tuple(answer((n, 0), grpc_tokens_per_s=7500.0) for n in range(4)), 0.0)
+    answers = Answers(tuple(answer((n, 0), other_tokens_per_s=7500.0) for n in range(4)), 0.0)
     assert figures().update(answers, ends(0.0, 0, 0, 0, 0), None, 0.0).required_replicas == pytest.approx(4.0)
 
 
@@ -175,7 +175,7 @@ def test_while_pods_are_pending_the_backlog_is_held_at_its_value_when_they_were_
     model = figures()
     found = [
         model.update(
-            Answers((answer((0, 0), held_tokens=held, grpc_tokens_per_s=7500.0),), second),
+            Answers((answer((0, 0), held_tokens=held, other_tokens_per_s=7500.0),), second),
             ends(second, 0),
             Replicas(2, ready, second),
             second,
@@ -187,7 +187,7 @@ def test_while_pods_are_pending_the_backlog_is_held_at_its_value_when_they_were_
 
 @pytest.mark.parametrize(("above_it", "required"), [(0, 1.5), (1, 1.0)])
 def test_pressure_asks_for_more_once_no_replica_above_its_floor_can_buy_latency(above_it: int, required: float) -> None:
-    pressed = answer((0, 0), grpc_tokens_per_s=7500.0, p99_s=0.45, slo_s=0.3)
+    pressed = answer((0, 0), other_tokens_per_s=7500.0, p99_s=0.45, slo_s=0.3)
     pressed.models[0].replicas[0].budget_at_floor = True
     pressed.models[0].replicas.extend([pb.Replica(address="b", token_budget=500, step_time_s=0.05)] * above_it)
     figure = figures().update(Answers((pressed,), 0.0), ends(0.0, 0), None, 0.0)
@@ -213,7 +213,7 @@ def test_an_old_input_is_an_error(stale: str) -> None:
 
 
 def test_replicas_that_cannot_say_what_they_do_are_left_out() -> None:
-    told = answer((0, 0), grpc_tokens_per_s=7500.0)
+    told = answer((0, 0), other_tokens_per_s=7500.0)
     told.models[0].replicas.append(pb.Replica(address="b", token_budget=0, step_time_s=0.05))
     told.models[0].replicas.append(pb.Replica(address="c", token_budget=500, step_time_s=0.0))
     assert figures().update(Answers((told,), 0.0), ends(0.0, 0), None, 0.0).required_replicas == pytest.approx(1.0)
