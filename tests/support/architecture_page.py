@@ -49,3 +49,39 @@ def entered(files: Sequence[str]) -> Generator[set[str]]:
         yield found
     finally:
         sys.setprofile(before)
+
+
+WAYS = ("a record", "a call by gRPC", "a call over HTTP", "a generation by gRPC")
+
+
+def _executed() -> str:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    return page.partition("## What each way executes\n")[2].partition("\n## ")[0]
+
+
+def timer_files() -> set[str]:
+    """The files that the page names as run by timers, whichever requests come."""
+    sentence = _executed().partition("On timers")[2].partition("\n\n")[0]
+    return {f"aggregator/{file}" for file in re.findall(r"`([\w/]+\.py)`", sentence)}
+
+
+def executed_files() -> dict[str, set[str]]:
+    """The files that the page's table gives for each way."""
+    found: dict[str, set[str]] = {way: set() for way in WAYS}
+    for room, *cells in re.findall(r"^\| `([^`]+)` \|" + r" ([^|]*) \|" * (1 + len(WAYS)), _executed(), re.MULTILINE):
+        every, *own = ({f"{room}{stem}.py" for stem in re.findall(r"\w+", cell)} for cell in cells)
+        for way, files in zip(WAYS, own, strict=True):
+            found[way] |= files | every
+    return found
+
+
+def files_table(found: dict[str, set[str]]) -> str:
+    """The table as the page should have it."""
+    rooms = sorted({file.rpartition("/")[0] + "/" for files in found.values() for file in files})
+    rows = [f"| room | every way | {' | '.join(WAYS)} |", "|---" * (2 + len(WAYS)) + "|"]
+    for room in rooms:
+        ways = [{Path(file).stem for file in found[way] if file.rpartition("/")[0] + "/" == room} for way in WAYS]
+        every = set.intersection(*ways)
+        cells = [" ".join(sorted(stems)) for stems in (every, *(stems - every for stems in ways))]
+        rows.append(f"| `{room}` | {' | '.join(cells)} |")
+    return "\n".join(rows)
