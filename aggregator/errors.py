@@ -35,15 +35,23 @@ class Code(IntEnum):
 
 
 class TokenbatchError(Exception):
-    """The root. `code`: for the sender; `retriable`: whether a retry can help, after `retry_after_s`."""
+    """The root. `code`: for the sender; `retriable`: whether a retry can help, after `retry_after_s`.
+
+    `field`: of the request, where one is at fault; its path in the message of protobuf.
+    """
 
     code: ClassVar[Code] = Code.INTERNAL
     retriable: ClassVar[bool] = False
     retry_after_s: float = 0.0
+    field: str = ""
 
 
 class RequestError(TokenbatchError):
     """The request itself is at fault."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class InvalidRequest(RequestError):

@@ -142,7 +142,8 @@ class ModelRevision:
         if dimensions and dimensions != description.dimensions and dimensions not in description.matryoshka_dimensions:
             raise InvalidRequest(
                 f"dimensions {dimensions}: {description.model} gives {description.dimensions}"
-                + (f" or one of {sorted(description.matryoshka_dimensions)}" * bool(description.matryoshka_dimensions))
+                + (f" or one of {sorted(description.matryoshka_dimensions)}" * bool(description.matryoshka_dimensions)),
+                "dimensions",
             )
         normalize = description.normalizes if options.normalize is None else options.normalize
         return replace(options, dimensions=dimensions or description.dimensions, normalize=normalize, asked=options)

@@ -105,7 +105,8 @@ class Model:
         model_revision = self.revisions.get(revision)
         if model_revision is None and self.revisions:
             known = ", ".join(self.revisions)
-            raise UnknownModel(f"revision {shown(revision)} of {self.name} is not served: use one of {known}, or none")
+            message = f"revision {shown(revision)} of {self.name} is not served: use one of {known}, or none"
+            raise UnknownModel(message, "model_revision")
         return model_revision
 
     def _choose_any(self, request_id: str) -> ModelRevision | None:
@@ -199,7 +200,7 @@ class Models:
         model = self._by_name.get((name, task))
         if model is None:
             known = ", ".join(sorted({known for known, _ in self._by_name}))
-            raise UnknownModel(f"model {shown(name)} is not configured: use one of {known}")
+            raise UnknownModel(f"model {shown(name)} is not configured: use one of {known}", "model")
         return model
 
     def dimensions(self, name: str) -> int:

@@ -78,7 +78,7 @@ def _route(request: Request, models: Models, now_s: float) -> tuple[Model, Model
     model = models.find(request.model, request.task)
     if model.refused_from_s <= now_s:
         does, asked = ("generates", "embed") if request.task is Task.EMBED else ("embeds", "generate")
-        raise InvalidRequest(f"{model.name} {does} and does not {asked}")
+        raise InvalidRequest(f"{model.name} {does} and does not {asked}", "model")
     model_revision = model.choose(request.model_revision, request.request_id)
     waits = not request.source.refusable or now_s < model.calls_wait_until_s
     if not waits and (model_revision is None or not model_revision.engines):

@@ -30,7 +30,7 @@ class Held:
 class Failure:
     """Why one input has no vector; `retry_after_s` is 0 if no pause is known to help.
 
-    `attempts`: how often it was tried.
+    `attempts`: how often it was tried. `field`: as in `TokenbatchError`.
     """
 
     code: Code
@@ -38,10 +38,11 @@ class Failure:
     retryable: bool = False
     retry_after_s: float = 0.0
     attempts: int = 1
+    field: str = ""
 
     @classmethod
     def of(cls, error: TokenbatchError) -> Failure:
-        return cls(error.code, str(error), error.retriable, error.retry_after_s)
+        return cls(error.code, str(error), error.retriable, error.retry_after_s, field=error.field)
 
 
 Outcome = Vector | GeneratedText | Failure

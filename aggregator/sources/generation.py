@@ -150,11 +150,12 @@ def _input(message: pb.GenerateRequest) -> str | bytes:
         case "token_ids" if message.token_ids.ids:
             ids = message.token_ids.ids
             if max(ids) > _MAX_TOKEN_ID:
-                raise InvalidRequest("a token id does not fit 31 bits")
+                raise InvalidRequest("a token id does not fit 31 bits", "token_ids")
             return struct.pack(f"<{len(ids)}i", *ids)
         case "messages" if message.messages.messages:
             if len(message.messages.messages) > _MAX_MESSAGES:
-                raise InvalidRequest(f"{len(message.messages.messages)} messages: at most {_MAX_MESSAGES} are taken")
+                count = len(message.messages.messages)
+                raise InvalidRequest(f"{count} messages: at most {_MAX_MESSAGES} are taken", "messages")
             return "\n".join(each.content for each in message.messages.messages)
         case _:
             raise InvalidRequest("the request has no input: give a prompt, token ids or messages")
@@ -165,19 +166,24 @@ def _check_sampling(sampling: pb.Sampling) -> None:
     for name in _UNSUPPORTED:
         value = getattr(sampling, name)
         if value and not (name == "n" and value == 1):
-            raise InvalidRequest(f"sampling.{name} is not supported: a request gets one text, sampled or greedy")
+            raise _refusal(name, "is not supported: a request gets one text, sampled or greedy")
     for name, fits in _RANGES.items():
         if (value := getattr(sampling, name)) and not fits(value):
-            raise InvalidRequest(f"sampling.{name} {value:g} is out of its range")
+            raise _refusal(name, f"{value:g} is out of its range")
     for name in ("top_p", "repetition_penalty"):
         if sampling.HasField(name) and not getattr(sampling, name):
-            raise InvalidRequest(f"sampling.{name} is 0: leave it out")
+            raise _refusal(name, "is 0: leave it out")
     if sampling.max_tokens and sampling.min_tokens > sampling.max_tokens:
-        raise InvalidRequest("sampling.min_tokens is more than max_tokens")
+        raise _refusal("min_tokens", "is more than max_tokens")
     if len(sampling.stop) > _MAX_STOPS or any(not 0 < len(each) <= _MAX_STOP_CHARACTERS for each in sampling.stop):
-        raise InvalidRequest(f"sampling.stop: at most {_MAX_STOPS}, each of 1 to {_MAX_STOP_CHARACTERS} characters")
+        raise _refusal("stop", f"takes at most {_MAX_STOPS} texts, each of 1 to {_MAX_STOP_CHARACTERS} characters")
     if len(sampling.stop_token_ids) > _MAX_STOP_IDS or any(each > _MAX_TOKEN_ID for each in sampling.stop_token_ids):
-        raise InvalidRequest(f"sampling.stop_token_ids: at most {_MAX_STOP_IDS}, each of 31 bits")
+        raise _refusal("stop_token_ids", f"takes at most {_MAX_STOP_IDS}, each of 31 bits")
+
+
+def _refusal(name: str, why: str) -> InvalidRequest:
+    field = f"sampling.{name}"
+    return InvalidRequest(f"{field} {why}", field)
 
 
 def response(request: Request, reply_id: str, now_s: float, *, done: bool) -> pb.GenerateResponse | None:

@@ -180,7 +180,7 @@ def parse(
     remaining = len(inputs)
     if not 0 < remaining <= defaults.max_inputs:
         limit = "at least one input is needed" if not remaining else f"at most {defaults.max_inputs} are taken"
-        raise InvalidRequest(f"{remaining} inputs: {limit}")
+        raise InvalidRequest(f"{remaining} inputs: {limit}", "inputs")
     values: Sequence[str | bytes] = (inputs[0].text,)
     if remaining > 1:  # pragma: no mutate: faster for one, with the same result
         values = [item.text for item in inputs]
@@ -244,7 +244,7 @@ def priority_of(value: int, default: Priority) -> Priority:
         return default
     priority = _PRIORITIES.get(value)
     if priority is None:
-        raise InvalidRequest(f"priority {value} is not known: use one of {list(_PRIORITIES)}")
+        raise InvalidRequest(f"priority {value} is not known: use one of {list(_PRIORITIES)}", "priority")
     return priority
 
 
@@ -272,5 +272,5 @@ def _checked_options(
         ("input_type", input_type, pb.InputType),
     ):
         if value not in enum.values():
-            raise InvalidRequest(f"{name} {value} is not known: use one of {', '.join(enum.keys())}")
+            raise InvalidRequest(f"{name} {value} is not known: use one of {', '.join(enum.keys())}", name)
     return Options(dimensions, encoding, normalize, truncate, input_type)

@@ -34,7 +34,10 @@ class ChatTemplate:
         """The prompt, up to where the model is to answer. Raises InvalidRequest."""
         if self._source is None:
             raise InvalidRequest("the model has no chat template: send a prompt, or token ids")
-        chat = [{"role": message.role, "content": message.content} for message in messages]
+        chat = [
+            {"role": message.role, "content": message.content, **({"name": message.name} if message.name else {})}
+            for message in messages
+        ]
         try:
             return self._template.render(messages=chat, add_generation_prompt=True, **self._special)
         except InvalidRequest:

@@ -16,7 +16,7 @@ from aggregator.sources.calls.calls import Call
 from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.http.calls import HttpCall
 from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, failed_input
-from aggregator.sources.http.errors import FieldError, described
+from aggregator.sources.http.errors import described
 from aggregator.sources.http.generation import DONE, GenerationReader, HttpGenerationCall, Writer
 from aggregator.sources.messages import request_of
 from k8s.process.metrics_buffer import MetricsBuffer
@@ -55,7 +55,7 @@ _GENERATION = GenerationReader(_AnyRevision(), trusts_token_ids=True)
 
 def _refused(error: TokenbatchError) -> None:
     """Its response can be written, and does not send a whole body back."""
-    status, body, _ = described(Failure.of(error), error.param if isinstance(error, FieldError) else None)
+    status, body, _ = described(Failure.of(error))
     shown = json.loads(body)["error"]
     assert status == 400, "A body is at fault, but not by its status."
     assert len(shown["message"]) <= _MOST_CHARACTERS, "A refusal quotes too much."
@@ -84,7 +84,7 @@ def check_embeddings(data: bytes) -> None:
     request.fail(_FAILURE)
     found = failed_input(request)
     assert found is not None, "A failed request has no failure."
-    described(*found)
+    described(found)
 
 
 def check_generation(data: bytes) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf
 
 import numpy as np
 from aiohttp import web
@@ -31,6 +31,7 @@ The rest of refused bodies has this rate too, apart from the others: who is refu
 _MAX_STRINGS = 16_384
 """Texts and names in one body, which cost more than their bytes; an embeddings request has 2,048 inputs at most."""
 _QUOTE = ord('"')
+_UNCOMPRESSED = ("", "identity")
 _OF_CALLERS = ("x-tenant", "traceparent", "authorization")
 _MAX_ID_CHARACTERS = 1024
 
@@ -124,7 +125,7 @@ class HttpCalls(Calls):
     async def body(self, http: web.BaseRequest, room: Room) -> bytes:
         """The whole body; what has arrived counts for `room`. Raises TokenbatchError."""
         content = http.content
-        if http.headers.get("content-encoding", "identity") != "identity":
+        if http.headers.get("content-encoding", "").strip().lower() not in _UNCOMPRESSED:
             raise HttpError(415, "unsupported_encoding", "the body is compressed: send it as it is", closes=True)
         length = http.content_length
         if length is not None and length > self.load.limits.max_message_bytes:
@@ -190,15 +191,17 @@ class HttpCalls(Calls):
         return HttpError(413, "request_too_large", message, closes=True)
 
     def _wait_s(self, http: web.BaseRequest) -> float:
-        """How long its caller waits (seconds): `x-request-timeout`, or the header of OpenAI's clients."""
+        """How long its caller waits (seconds): `x-request-timeout`, or the header of OpenAI's clients.
+
+        The latter is sent by the library, not by its user, and is 0 for less than a second in Node: without a sense
+        it is ignored.
+        """
         asked = http.headers.get("x-request-timeout")
-        wait_s = self.timeout_s
-        if asked is not None:
-            wait_s = min(wait_s, _seconds(asked))
-        stainless = http.headers.get("x-stainless-timeout")
-        if stainless is not None:
-            wait_s = min(wait_s, _seconds(stainless))
-        return wait_s
+        of_library = _seconds(http.headers.get("x-stainless-timeout", ""))
+        wait_s = inf if asked is None else _seconds(asked)
+        if wait_s is None:
+            raise InvalidRequest(f"the time-out {shown(asked or '')} is not a number of seconds above 0")
+        return min(self.timeout_s, wait_s, of_library or inf)
 
 
 def count_quotes(data: bytes | bytearray, last: bytes, found: int) -> int:
@@ -218,14 +221,12 @@ def _text(header: str) -> str:
     return header.encode(errors="surrogateescape").decode(errors="replace")
 
 
-def _seconds(value: str) -> float:
+def _seconds(value: str) -> float | None:
     try:
         seconds = float(value)
     except ValueError:
-        seconds = -1.0
-    if not isfinite(seconds) or seconds <= 0:
-        raise InvalidRequest(f"the time-out {shown(value)} is not a number of seconds above 0")
-    return seconds
+        return None
+    return seconds if 0.0 < seconds < inf else None
 
 
 def request_id_of(http: web.BaseRequest) -> str:

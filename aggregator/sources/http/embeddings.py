@@ -7,7 +7,7 @@ from binascii import b2a_base64
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil
-from typing import Annotated, Literal, TypeVar, cast
+from typing import Annotated, Literal, cast
 
 import msgspec
 import numpy as np
@@ -21,10 +21,9 @@ from aggregator.sources.calls.calls import Call
 from aggregator.sources.calls.models import ServedModel, ServedModels
 from aggregator.sources.http.calls import HttpCall
 from aggregator.sources.http.errors import FieldError
+from aggregator.sources.http.json_body import decode
 from aggregator.sources.parsing import MAX_TOKEN_IDS
 from protos.embedding.v1 import embedding_pb2 as pb
-
-T = TypeVar("T")
 
 PRIORITIES = {
     None: pb.PRIORITY_UNSPECIFIED,
@@ -41,7 +40,6 @@ _ENCODINGS = {"float": pb.ENCODING_FLOAT32, "int8": pb.ENCODING_INT8, "binary": 
 _OF_INPUTS = frozenset({Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE, Code.INTERNAL})
 _MAX_DIMENSIONS = 2**31 - 1
 _MAX_TOKEN_ID = _MAX_TOKENS = 2**31 - 1
-_PLACE = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 _FIRST_ELEMENT = re.compile(rb"\[\s*(.?)", re.DOTALL)
 FOREIGN_IDS = (
     "token ids are not taken, as they may be another model's: send text. In LangChain's OpenAIEmbeddings set"
@@ -142,12 +140,20 @@ class EmbeddingsReader:
         first = found.group(1)
         if first == b"]":
             raise FieldError("the list is empty: at least one input is needed", "input")
+        check_nesting(bytes(raw), "input")
         if first == b"[" or first.isdigit() or first == b"-":
             if not (self._trusts_token_ids or asked.tokenizer):
                 raise FieldError(FOREIGN_IDS, "input")
             many = decode(_MANY_IDS, raw, "input") if first == b"[" else [decode(_IDS, raw, "input")]
             return [pb.Input(token_ids=pb.TokenIds(ids=ids)) for ids in many]
         return [pb.Input(text=text) for text in decode(_TEXTS, raw, "input")]
+
+
+def check_nesting(raw: bytes, field: str) -> None:
+    """Raises FieldError for texts in a list within the list."""
+    inner = raw.lstrip(b"[ \t\r\n")
+    if inner[:1] == b'"' and raw.count(b"[", 0, len(raw) - len(inner)) > 1:
+        raise FieldError("a list of texts within a list: send one list of texts", field)
 
 
 def check_size(raw: bytes, max_inputs: int) -> None:
@@ -161,17 +167,6 @@ def check_size(raw: bytes, max_inputs: int) -> None:
         raise FieldError(f"at least {inputs} inputs: at most {max_inputs} are taken", "input")
     if not quotes and raw.count(b",") > MAX_TOKEN_IDS + max_inputs:
         raise FieldError(f"more than {MAX_TOKEN_IDS} token ids: send fewer in one request", "input")
-
-
-def decode(decoder: msgspec.json.Decoder[T], data: bytes | memoryview, inside: str = "") -> T:
-    """Decode JSON. Raises FieldError with the path of the field that does not fit."""
-    try:
-        return decoder.decode(data)
-    except msgspec.ValidationError as error:
-        message, path = cast("re.Match[str]", _PLACE.match(str(error))).groups()
-        raise FieldError(message, f"{inside}{path or ''}" or None) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise FieldError(f"the body is not JSON in UTF-8: {error}") from None
 
 
 def response(request: Request) -> bytes:
@@ -213,22 +208,22 @@ def _as_floats(rows: EncodedRows, row: int) -> bytes:
     return msgspec.json.encode(np.frombuffer(rows.row(row), "<f4").tolist())
 
 
-def failed_input(request: Request) -> tuple[Failure, str | None] | None:
-    """The first failure and the field at fault; None when every input has a vector. Of several inputs it names one."""
+def failed_input(request: Request) -> Failure | None:
+    """The first failure; None when every input has a vector. Of several inputs it names the one at fault."""
     if not request.failed:
         return None
     outcomes = request.outcomes
     index = next(index for index, outcome in enumerate(outcomes) if isinstance(outcome, Failure))
     failure = cast("Failure", outcomes[index])
     of_input = failure.code in _OF_INPUTS and (len(outcomes) == 1 or any(each is not failure for each in outcomes))
-    if not of_input:
-        return failure, None
+    if failure.field or not of_input:
+        return failure
     message = failure.message
     if failure.code == Code.OUT_OF_RANGE:
         message = f"{message.partition(';')[0]}; send less, or set truncate_prompt_tokens to -1"
     if len(outcomes) == 1:
-        return replace(failure, message=message), "input"
-    return replace(failure, message=f"input[{index}]: {message}"), f"input[{index}]"
+        return replace(failure, message=message, field="input")
+    return replace(failure, message=f"input[{index}]: {message}", field=f"input[{index}]")
 
 
 def timing_headers(request: Request) -> dict[str, str]:

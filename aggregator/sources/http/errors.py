@@ -24,21 +24,36 @@ _STATUS: dict[Code, tuple[int, str, str]] = {
     Code.DEADLINE_EXCEEDED: (504, "api_error", "deadline_exceeded"),
 }
 _INTERNAL = 500, "api_error", "internal_error"
+_SAMPLING = "sampling."
+_NAMES = {"inputs": "input", "model_revision": "tokenizer"}
+"""Fields that have another name in the messages of protobuf, where those of `_SAMPLING` are in a message of their own.
+
+A revision is pinned by its tokenizer.
+"""
 
 
 class FieldError(InvalidRequest):
-    """A field of the body is at fault: `param` is its path."""
+    """A field of the body is at fault; here `field` is its path in the body."""
 
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(shortened(message))
-        self.param = param
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(shortened(message), shortened(field))
 
 
 class HttpError(RequestError):
-    """What HTTP itself has a status for; `closes`: the connection cannot be used again."""
+    """What HTTP itself has a status for; `closes`: the connection cannot be used again; `allow`: the methods taken."""
 
-    def __init__(self, status: int, name: str, message: str, *, closes: bool = False, retryable: bool = False) -> None:
+    def __init__(
+        self,
+        status: int,
+        name: str,
+        message: str,
+        *,
+        closes: bool = False,
+        retryable: bool = False,
+        allow: str = "",
+    ) -> None:
         super().__init__(shortened(message))
+        self.allow = allow
         self.status = status
         self.name = name
         self.closes = closes
@@ -51,34 +66,37 @@ def shortened(message: str) -> str:
 
 
 def body_of(message: str, kind: str, param: str | None, code: str) -> bytes:
-    return msgspec.json.encode({"error": error_object(message, kind, param, code)})
+    return msgspec.json.encode({"error": _error_object(message, kind, param, code)})
 
 
-def error_object(message: str, kind: str, param: str | None, code: str) -> dict[str, Any]:
+def _error_object(message: str, kind: str, param: str | None, code: str) -> dict[str, Any]:
     return {"message": message, "type": kind, "param": param, "code": code}
 
 
-def described(failure: Failure, param: str | None = None) -> tuple[int, bytes, dict[str, str]]:
+def described(failure: Failure) -> tuple[int, bytes, dict[str, str]]:
     """Status, body and headers for a failure.
 
     OpenAI's clients retry 408, 409, 429 and 5xx, unless `x-should-retry` says otherwise, after `retry-after-ms`.
     """
-    status, kind, code = _STATUS.get(failure.code, _INTERNAL)
-    if failure.code == Code.NOT_FOUND:
-        param = "model"
+    status, *_ = _STATUS.get(failure.code, _INTERNAL)
     headers = {"x-should-retry": "true" if failure.retryable else "false"}
     if failure.retry_after_s:
         headers["retry-after"] = str(ceil(failure.retry_after_s))
         headers["retry-after-ms"] = str(ceil(failure.retry_after_s * 1000))
-    return status, body_of(failure.message, kind, param, code), headers
+    if failure.code == Code.UNAUTHENTICATED:
+        headers["www-authenticate"] = "Bearer"
+    return status, msgspec.json.encode({"error": error_of(failure)}), headers
 
 
 def error_of(failure: Failure) -> dict[str, Any]:
     _, kind, code = _STATUS.get(failure.code, _INTERNAL)
-    return error_object(failure.message, kind, None, code)
+    field = failure.field.removeprefix(_SAMPLING)
+    return _error_object(failure.message.removeprefix(_SAMPLING), kind, _NAMES.get(field, field) or None, code)
 
 
 def described_error(error: HttpError) -> tuple[int, bytes, dict[str, str]]:
     """The same for an error of HTTP itself."""
     headers = {"x-should-retry": "true" if error.retryable else "false"}
+    if error.allow:
+        headers["allow"] = error.allow
     return error.status, body_of(str(error), "invalid_request_error", None, error.name), headers

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
+from aggregator.errors import Code
 from aggregator.request.generated_text import GeneratedText
 from aggregator.request.request import Failure, Request
 from aggregator.scheduler.work_item import Task
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, GenerationCall
 from aggregator.sources.calls.load import Room
-from aggregator.sources.http.embeddings import FOREIGN_IDS, PRIORITIES, Revisions, decode
+from aggregator.sources.http.embeddings import FOREIGN_IDS, PRIORITIES, Revisions, check_nesting
 from aggregator.sources.http.errors import FieldError, error_of
+from aggregator.sources.http.json_body import decode
 from aggregator.sources.parsing import MAX_TOKEN_IDS
 from aggregator.tokenizers.tokenizer import Detokenizer
 from protos.generation.v1 import generation_pb2 as pb
@@ -42,7 +45,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What completions and chats have in common. Fields without a type are refused unless neutral (`_NEUTRAL`)."""
+    """What completions and chats have in common."""
 
     model: str | None = None
     max_tokens: _Tokens | None = None
@@ -62,14 +65,6 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: Annotated[list[_Count], msgspec.Meta(max_length=_MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
     priority: Literal["interactive", "default", "background"] | None = None
-    # Not supported.
-    n: object = None
-    best_of: object = None
-    logit_bias: object = None
-    response_format: object = None
-    metadata: object = None
-    store: object = None
-    service_tier: object = None
 
 
 class CompletionRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
@@ -78,8 +73,6 @@ class CompletionRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     prompt: msgspec.Raw
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=_MAX_TOP_LOGPROBS)] | None = None
     tokenizer: str | None = None
-    echo: object = None
-    suffix: object = None
 
 
 class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -93,7 +86,8 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     """A message of a chat."""
 
     role: str
-    content: str | list[ContentPart]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
 
 
 class ChatRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
@@ -103,41 +97,10 @@ class ChatRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     max_completion_tokens: _Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=_MAX_TOP_LOGPROBS)] | None = None
-    tools: object = None
-    tool_choice: object = None
-    parallel_tool_calls: object = None
-    functions: object = None
-    function_call: object = None
-    modalities: object = None
-    audio: object = None
-    prediction: object = None
-    reasoning_effort: object = None
-    web_search_options: object = None
 
 
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "metadata": ({},),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    "echo": (False,),
-    "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "reasoning_effort": (),
-    "web_search_options": (),
-}
-"""Fields that are not supported, and the values that ask for nothing."""
-
+_PROMPTS = ("", "token_ids")
+_OF_PROMPT = frozenset({Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE})
 _COPIED = (
     "max_tokens",
     "temperature",
@@ -199,11 +162,13 @@ class GenerationReader:
         elif asked.top_logprobs:
             raise FieldError("top_logprobs needs logprobs: true", "top_logprobs")
         message.messages.messages.extend(
-            pb.Message(role=each.role, content=_content(each.content)) for each in asked.messages
+            pb.Message(role=each.role, content=_content(each, index), name=each.name or "")
+            for index, each in enumerate(asked.messages)
         )
         return message
 
     def _set_prompt(self, message: pb.GenerateRequest, asked: CompletionRequest) -> None:
+        check_nesting(bytes(asked.prompt), "prompt")
         prompt = decode(_PROMPT, memoryview(asked.prompt), "prompt")
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
             prompt = prompt[0]
@@ -223,11 +188,7 @@ class GenerationReader:
 
 
 def _message(asked: CompletionRequest | ChatRequest, call: Call) -> pb.GenerateRequest:
-    """The request's common fields. Raises FieldError for a field that is not supported."""
-    for name in asked.__struct_fields__:
-        value: object = getattr(asked, name) if name in _NEUTRAL else None
-        if value is not None and not any(value == each and type(value) is type(each) for each in _NEUTRAL[name]):
-            raise FieldError(f"{name} is not supported with this value", name)
+    """The request's common fields. Raises FieldError."""
     if asked.stream_options is not None and not asked.stream:
         raise FieldError("stream_options needs stream: true", "stream_options")
     if asked.seed is not None and asked.seed not in _SEEDS:
@@ -253,8 +214,19 @@ def _message(asked: CompletionRequest | ChatRequest, call: Call) -> pb.GenerateR
     )
 
 
-def _content(content: str | list[ContentPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def _content(message: ChatMessage, index: int) -> str:
+    """A message's text; an answer of the model may have none. Raises FieldError."""
+    content = message.content
+    if content is None and message.role != "assistant":
+        raise FieldError("the message has no content", f"messages[{index}].content")
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())
+
+
+def of_prompt(call: HttpGenerationCall, failure: Failure) -> Failure:
+    """A failure of a request that names no field, of one input: with the field that has it."""
+    if failure.field not in _PROMPTS or failure.code not in _OF_PROMPT:
+        return failure
+    return replace(failure, field="messages" if isinstance(call.asked, ChatRequest) else "prompt")
 
 
 class Writer:

@@ -25,14 +25,14 @@ from aggregator.sources.http.calls import HttpCall, HttpCalls, HttpContext, requ
 from aggregator.sources.http.embeddings import (
     EmbeddingsReader,
     Revisions,
-    decode,
     failed_input,
     milliseconds,
     response,
     timing_headers,
 )
 from aggregator.sources.http.errors import FieldError, HttpError, described, described_error
-from aggregator.sources.http.generation import GenerationReader, HttpGenerationCall, Writer
+from aggregator.sources.http.generation import GenerationReader, HttpGenerationCall, Writer, of_prompt
+from aggregator.sources.http.json_body import decode
 from aggregator.sources.response import is_large
 from aggregator.tokenizers.tokenizer import Detokenizer
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -105,7 +105,7 @@ class OpenAIService:
         except ConnectionError:  # its caller went away while a stream was written
             return web.Response(status=_GONE)
         except Exception as error:  # noqa: BLE001 - `failure_of` logs what is not expected
-            answer = described(failure_of(error), error.param if isinstance(error, FieldError) else None)
+            answer = described(failure_of(error))
         if not isinstance(answer, tuple):
             self.metrics.http_responses.add(1, str(answer.status))
             return answer
@@ -134,8 +134,10 @@ class OpenAIService:
             known = ", ".join(f"{method} {path}" for path, (method, _) in self._routes.items())
             raise HttpError(404, "unknown_url", f"there is no {http.method} {path}: the routes are {known}")
         method, serve = route
-        if method != http.method:
-            raise HttpError(405, "method_not_allowed", f"{path} takes {method}, not {http.method}")
+        allow = "GET, HEAD" if method == "GET" else method
+        if http.method not in allow.split(", "):
+            message = f"{path} takes {method}, not {http.method}"
+            raise HttpError(405, "method_not_allowed", message, allow=allow)
         return serve
 
     async def _embeddings(self, http: web.BaseRequest) -> Answer:
@@ -148,7 +150,7 @@ class OpenAIService:
                 await calls.answered(request)
         failed = failed_input(request)
         if failed is not None:
-            answer = described(*failed)
+            answer = described(failed)
         else:
             body = await asyncio.to_thread(response, request) if _takes_long(request) else response(request)
             room = call_of(request).room
@@ -183,7 +185,7 @@ class OpenAIService:
                 break
         failure = request.failure if call.over else None
         if failure is not None and not (call.streams and generated is not None and generated.token_ids):
-            status, body, headers = described(failure)
+            status, body, headers = described(of_prompt(call, failure))
             return status, body, {**headers, "x-request-id": request.request_id}
         if not call.streams:
             return 200, writer.whole(), {"x-request-id": request.request_id}

@@ -27,33 +27,33 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from protos.embedding.v1 import embedding_pb2 as protos_dot_embedding_dot_v1_dot_embedding__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%protos/generation/v1/generation.proto\x12\rgeneration.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a#protos/embedding/v1/embedding.proto\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"4\n\x08Messages\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.generation.v1.Message\"\xaf\x03\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x18\n\x0btemperature\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x18\n\x10presence_penalty\x18\t \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x02H\x04\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x05\x88\x01\x01\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\t\n\x01n\x18\x0e \x01(\r\x12\x12\n\nbeam_width\x18\x0f \x01(\r\x12\x0f\n\x07grammar\x18\x10 \x01(\tB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"\xbe\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\x10\n\x06prompt\x18\x04 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x16.embedding.v1.TokenIdsH\x00\x12+\n\x08messages\x18\x06 \x01(\x0b\x32\x17.generation.v1.MessagesH\x00\x12)\n\x08sampling\x18\x07 \x01(\x0b\x32\x17.generation.v1.Sampling\x12(\n\x08priority\x18\x08 \x01(\x0e\x32\x16.embedding.v1.Priority\x12\x0e\n\x06tenant\x18\t \x01(\t\x12/\n\x0b\x65xpire_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x36\n\x13\x66irst_token_timeout\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11include_token_ids\x18\x0c \x01(\x08\x12\x12\n\nfinal_only\x18\r \x01(\x08\x42\x07\n\x05input\"?\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04rank\x18\x03 \x01(\r\"n\n\rTokenLogprobs\x12*\n\x05token\x18\x01 \x01(\x0b\x32\x1b.generation.v1.TokenLogprob\x12\x31\n\x0c\x61lternatives\x18\x02 \x03(\x0b\x32\x1b.generation.v1.TokenLogprob\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\x8e\x01\n\x07Timings\x12)\n\x06queued\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x86\x03\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12$\n\x06status\x18\x04 \x01(\x0b\x32\x14.embedding.v1.Status\x12\r\n\x05index\x18\x05 \x01(\r\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\x12.\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1c.generation.v1.TokenLogprobs\x12\x32\n\rfinish_reason\x18\t \x01(\x0e\x32\x1b.generation.v1.FinishReason\x12\x0c\n\x04stop\x18\n \x01(\t\x12#\n\x05usage\x18\x0b \x01(\x0b\x32\x14.generation.v1.Usage\x12\'\n\x07timings\x18\x0c \x01(\x0b\x32\x16.generation.v1.Timings\x12\x0f\n\x07\x61ttempt\x18\r \x01(\r\x12\x10\n\x08reply_id\x18\x0e \x01(\t*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32[\n\nGeneration\x12M\n\x08Generate\x12\x1e.generation.v1.GenerateRequest\x1a\x1f.generation.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%protos/generation/v1/generation.proto\x12\rgeneration.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a#protos/embedding/v1/embedding.proto\"6\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"4\n\x08Messages\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.generation.v1.Message\"\xaf\x03\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x18\n\x0btemperature\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x18\n\x10presence_penalty\x18\t \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\n \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x02H\x04\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x05\x88\x01\x01\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\t\n\x01n\x18\x0e \x01(\r\x12\x12\n\nbeam_width\x18\x0f \x01(\r\x12\x0f\n\x07grammar\x18\x10 \x01(\tB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"\xbe\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\x10\n\x06prompt\x18\x04 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x16.embedding.v1.TokenIdsH\x00\x12+\n\x08messages\x18\x06 \x01(\x0b\x32\x17.generation.v1.MessagesH\x00\x12)\n\x08sampling\x18\x07 \x01(\x0b\x32\x17.generation.v1.Sampling\x12(\n\x08priority\x18\x08 \x01(\x0e\x32\x16.embedding.v1.Priority\x12\x0e\n\x06tenant\x18\t \x01(\t\x12/\n\x0b\x65xpire_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x36\n\x13\x66irst_token_timeout\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11include_token_ids\x18\x0c \x01(\x08\x12\x12\n\nfinal_only\x18\r \x01(\x08\x42\x07\n\x05input\"?\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04rank\x18\x03 \x01(\r\"n\n\rTokenLogprobs\x12*\n\x05token\x18\x01 \x01(\x0b\x32\x1b.generation.v1.TokenLogprob\x12\x31\n\x0c\x61lternatives\x18\x02 \x03(\x0b\x32\x1b.generation.v1.TokenLogprob\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\x8e\x01\n\x07Timings\x12)\n\x06queued\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x86\x03\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12$\n\x06status\x18\x04 \x01(\x0b\x32\x14.embedding.v1.Status\x12\r\n\x05index\x18\x05 \x01(\r\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\x12.\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1c.generation.v1.TokenLogprobs\x12\x32\n\rfinish_reason\x18\t \x01(\x0e\x32\x1b.generation.v1.FinishReason\x12\x0c\n\x04stop\x18\n \x01(\t\x12#\n\x05usage\x18\x0b \x01(\x0b\x32\x14.generation.v1.Usage\x12\'\n\x07timings\x18\x0c \x01(\x0b\x32\x16.generation.v1.Timings\x12\x0f\n\x07\x61ttempt\x18\r \x01(\r\x12\x10\n\x08reply_id\x18\x0e \x01(\t*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32[\n\nGeneration\x12M\n\x08Generate\x12\x1e.generation.v1.GenerateRequest\x1a\x1f.generation.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.generation.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1911
-  _globals['_FINISHREASON']._serialized_end=2006
+  _globals['_FINISHREASON']._serialized_start=1925
+  _globals['_FINISHREASON']._serialized_end=2020
   _globals['_MESSAGE']._serialized_start=158
-  _globals['_MESSAGE']._serialized_end=198
-  _globals['_MESSAGES']._serialized_start=200
-  _globals['_MESSAGES']._serialized_end=252
-  _globals['_SAMPLING']._serialized_start=255
-  _globals['_SAMPLING']._serialized_end=686
-  _globals['_GENERATEREQUEST']._serialized_start=689
-  _globals['_GENERATEREQUEST']._serialized_end=1135
-  _globals['_TOKENLOGPROB']._serialized_start=1137
-  _globals['_TOKENLOGPROB']._serialized_end=1200
-  _globals['_TOKENLOGPROBS']._serialized_start=1202
-  _globals['_TOKENLOGPROBS']._serialized_end=1312
-  _globals['_USAGE']._serialized_start=1314
-  _globals['_USAGE']._serialized_end=1371
-  _globals['_TIMINGS']._serialized_start=1374
-  _globals['_TIMINGS']._serialized_end=1516
-  _globals['_GENERATERESPONSE']._serialized_start=1519
-  _globals['_GENERATERESPONSE']._serialized_end=1909
-  _globals['_GENERATION']._serialized_start=2008
-  _globals['_GENERATION']._serialized_end=2099
+  _globals['_MESSAGE']._serialized_end=212
+  _globals['_MESSAGES']._serialized_start=214
+  _globals['_MESSAGES']._serialized_end=266
+  _globals['_SAMPLING']._serialized_start=269
+  _globals['_SAMPLING']._serialized_end=700
+  _globals['_GENERATEREQUEST']._serialized_start=703
+  _globals['_GENERATEREQUEST']._serialized_end=1149
+  _globals['_TOKENLOGPROB']._serialized_start=1151
+  _globals['_TOKENLOGPROB']._serialized_end=1214
+  _globals['_TOKENLOGPROBS']._serialized_start=1216
+  _globals['_TOKENLOGPROBS']._serialized_end=1326
+  _globals['_USAGE']._serialized_start=1328
+  _globals['_USAGE']._serialized_end=1385
+  _globals['_TIMINGS']._serialized_start=1388
+  _globals['_TIMINGS']._serialized_end=1530
+  _globals['_GENERATERESPONSE']._serialized_start=1533
+  _globals['_GENERATERESPONSE']._serialized_end=1923
+  _globals['_GENERATION']._serialized_start=2022
+  _globals['_GENERATION']._serialized_end=2113
 # @@protoc_insertion_point(module_scope)

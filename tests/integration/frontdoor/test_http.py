@@ -156,19 +156,19 @@ async def test_token_ids_are_refused_unless_it_is_known_whose_they_are() -> None
 BAD: list[tuple[str, object, int, str | None, str]] = [
     ("not JSON", b'{"input": nope}', 400, None, "not JSON"),
     ("not UTF-8", b'{"input": "\xff"}', 400, None, "not JSON"),
-    ("half a surrogate", b'{"input": "\\ud800"}', 400, None, "not JSON"),
+    ("half a surrogate", b'{"input": "\\ud800"}', 400, "input", "half a character"),
     ("empty", b"", 400, None, "not JSON"),
     ("no object", [1], 400, None, "Expected `object`"),
     ("deep lists", b'{"input":' + b"[" * 100_000, 400, None, "not JSON"),
     ("deep objects", b'{"input":' + b'{"a":' * 10_000, 400, None, "not JSON"),
     ("deeper objects", b'{"input":' + b'{"a":' * 100_000, 400, None, "more than 16384"),
     ("deep at the top", b"[" * 100_000, 400, None, "Expected `object`"),
-    ("no input", {"model": "minilm"}, 400, None, "missing required field `input`"),
+    ("no input", {"model": "minilm"}, 400, "input", "missing required field `input`"),
     ("null", {"input": None}, 400, "input", "a string or a list"),
     ("an object", {"input": {"text": "a"}}, 400, "input", "a string or a list"),
     ("a number", {"input": 5}, 400, "input", "a string or a list"),
     ("mixed", {"input": ["a", 5]}, 400, "input[1]", "Expected `str`"),
-    ("nested texts", {"input": [["a"]]}, 400, "input", "token ids are not taken"),
+    ("nested texts", {"input": [["a"]]}, 400, "input", "a list of texts within a list"),
     ("an empty list", {"input": []}, 400, "input", "at least one"),
     ("an empty text", {"input": ""}, 400, "input", "empty"),
     ("one empty text", {"input": ["a", ""]}, 400, "input[1]", "input[1]: the input is empty"),
@@ -181,16 +181,16 @@ BAD: list[tuple[str, object, int, str | None, str]] = [
     ("unknown model", {"input": "a", "model": "gpt"}, 404, "model", "not configured"),
     ("a model of another type", {"input": "a", "model": 5}, 400, "model", "Expected `str | null`"),
     ("dimensions as text", {"input": "a", "dimensions": "9"}, 400, "dimensions", "Expected `int | null`"),
-    ("dimensions that it has not", {"input": "a", "dimensions": 9}, 400, "input", "dimensions 9"),
+    ("dimensions that it has not", {"input": "a", "dimensions": 9}, 400, "dimensions", "dimensions 9"),
     ("dimensions below 1", {"input": "a", "dimensions": 0}, 400, "dimensions", ">= 1"),
     ("an unknown format", {"input": "a", "encoding_format": "hex"}, 400, "encoding_format", "hex"),
-    ("an unknown field", {"input": "a", "wings": 2}, 400, None, "unknown field `wings`"),
+    ("an unknown field", {"input": "a", "wings": 2}, 400, "wings", "unknown field `wings`"),
     ("two types", {"input": "a", "embedding_types": ["int8", "binary"]}, 400, "embedding_types", "length <= 1"),
     ("truncated to nothing", {"input": "a", "truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens", "1 and more"),
     ("truncated below", {"input": "a", "truncate_prompt_tokens": -2}, 400, "truncate_prompt_tokens", ">= -1"),
     ("ids below 0", {"input": [-1], "tokenizer": "f"}, 400, "input[0]", ">= 0"),
     ("ids above 31 bits", {"input": [2**31], "tokenizer": "f"}, 400, "input[0]", "<="),
-    ("a long unknown field", {"input": "a", "w" * 100_000: 2}, 400, None, "unknown field"),
+    ("a long unknown field", {"input": "a", "w" * 100_000: 2}, 400, f"{'w' * 300}…", "unknown field"),
 ]
 
 
@@ -237,8 +237,12 @@ async def test_what_is_no_route_is_answered_in_openai_s_form() -> None:
         for method, path, status, code in NO_ROUTE:
             async with session.request(method, path) as response:
                 assert (response.status, (await response.json())["error"]["code"]) == (status, code)
-        async with session.get("/health") as response:
-            assert response.status == 200
+                if status == 405:
+                    assert response.headers["allow"] == ("POST" if method == "GET" else "GET, HEAD")
+        for path in ("/health", "/v1/models", "/v1/models/alias"):
+            async with session.get(path) as wanted, session.head(path) as response:
+                assert (response.status, await response.read()) == (200, b"")
+                assert response.headers["content-length"] == str(len(await wanted.read()))
         async with session.get("/v1/models") as response:
             listed = (await response.json())["data"]
         async with session.get("/v1/models/alias") as response:
@@ -257,6 +261,15 @@ async def test_a_deadline_comes_from_either_header() -> None:
         for wrong in ("soon", "-1", "nan", "inf", "0"):
             status, answer, _ = await embed(session, {"input": "a"}, headers={"x-request-timeout": wrong})
             assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+        for of_library in ("0", "0.0", "-1", "nan", "inf", "soon", ""):
+            status, *_ = await embed(session, {"input": "a"}, headers={"x-stainless-timeout": of_library})
+            assert status == 200, of_library
+
+
+@pytest.mark.parametrize("encoding", ["identity", "Identity", "IDENTITY ", ""])
+async def test_a_body_that_is_sent_as_it_is_may_say_so(encoding: str) -> None:
+    async with http_door() as (_, session):
+        assert (await embed(session, {"input": "a"}, headers={"content-encoding": encoding}))[0] == 200
 
 
 async def test_an_overload_says_when_to_come_again() -> None:
@@ -277,8 +290,9 @@ async def test_without_a_credential_nobody_gets_in_and_the_tenant_is_the_credent
     settings = {"grpc": {"authentication": {"tokens_file": tokens}}}
     async with http_door(settings=settings) as (_, session):
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic c2VjcmV0LW9mLWE="}):
-            status, answer, _ = await embed(session, {"input": "a"}, headers=headers)
+            status, answer, told = await embed(session, {"input": "a"}, headers=headers)
             assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+            assert told["www-authenticate"] == "Bearer"
             async with session.get("/v1/models", headers=headers) as response:
                 assert response.status == 401
         right = {"authorization": "Bearer secret-of-a", "x-tenant": "team-b"}

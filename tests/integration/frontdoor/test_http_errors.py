@@ -43,7 +43,8 @@ def test_a_failure_has_the_form_that_the_page_shows(form: tuple[Code, int, list[
     found_status, body, headers = described(Failure(code, "why", retryable=True, retry_after_s=0.25))
     error = msgspec.json.decode(body)["error"]
     assert (found_status, error["type"], error["code"], error["message"]) == (status, kind, name, "why")
-    assert headers == {"x-should-retry": "true", "retry-after": "1", "retry-after-ms": "250"}
+    authenticate = {"www-authenticate": "Bearer"} if code is Code.UNAUTHENTICATED else {}
+    assert headers == {"x-should-retry": "true", "retry-after": "1", "retry-after-ms": "250", **authenticate}
 
 
 def test_every_answer_to_what_never_becomes_a_request_is_tested() -> None:

@@ -13,7 +13,7 @@ from aggregator.request.generated_text import GeneratedText, logprobs_of
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.callers import Identity
-from aggregator.sources.calls.load import Limits, Load
+from aggregator.sources.calls.load import Limits, Load, Room
 from aggregator.sources.generation import parse
 from aggregator.sources.http.embeddings import Revisions
 from aggregator.sources.http.errors import FieldError
@@ -40,9 +40,13 @@ class NoModels(Revisions):
     def __init__(self) -> None: ...
 
 
+def room() -> Room:
+    return Load(Limits(), Metrics(MetricsBuffer())).enter(())
+
+
 def begun(**fields: Any) -> tuple[Request, GeneratedText, Writer]:
     """The request for a body, with a prompt of two tokens, and its writer."""
-    call = HttpGenerationCall(Load(Limits(), Metrics(MetricsBuffer())).enter(()), "r")
+    call = HttpGenerationCall(room(), "r")
     reader = GenerationReader(NoModels(), trusts_token_ids=False)
     read = reader.chat if "messages" in fields else reader.completion
     message = read(json.dumps(fields).encode(), IDENTITY, call)
@@ -67,7 +71,7 @@ def test_no_new_tokens_are_refused_and_not_taken_for_no_limit(asked: dict[str, A
     for name in ("max_tokens", "max_completion_tokens") if asked is CHAT else ("max_tokens",):
         with pytest.raises(FieldError, match=">= 1") as error:
             begun(**asked, **{name: 0})
-        assert error.value.param == name
+        assert error.value.field == name
 
 
 def test_a_completion_shows_log_probabilities_by_token_with_offsets_into_the_text() -> None:
