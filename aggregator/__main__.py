@@ -1,4 +1,4 @@
-"""Run the aggregator: settings, adapters, one task group; SIGTERM drains."""
+"""Run the aggregator: settings, adapters, one task group; SIGTERM drains. Or put dead letters back."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import uvloop
 
 from aggregator.app import Aggregator, check
 from aggregator.errors import ungrouped
+from aggregator.redrive import command as redrive
 from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings
 from k8s.process import heap, logs
 from k8s.process.errors import StartError
@@ -24,13 +25,22 @@ _BAD_START = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 after a drain, 1 after a failure at work, 2 when it could not start."""
-    options = parser_of(
+    parser = parser_of(
         "aggregator",
         "Batch requests from Kafka, Redis, gRPC and HTTP by token count, and send the batches to model servers.",
         AggregatorSettings,
         ENV_PREFIX,
         check="validate settings and connections, print what was found, and exit",
-    ).parse_args(arguments)
+    )
+    commands = parser.add_subparsers(title="instead of serving", metavar="COMMAND")
+    purpose = "put dead letters back on their Kafka topics, after a fix"
+    command = commands.add_parser("redrive", help=purpose, description=purpose.capitalize())
+    redrive.add_arguments(command)
+    command.set_defaults(run=redrive.run)
+    options = parser.parse_args(arguments)
+    if "run" in options:
+        code: int = options.run(options)
+        return code
     try:
         settings = load(AggregatorSettings, ENV_PREFIX, options.config)
         if options.check:

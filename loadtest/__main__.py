@@ -32,7 +32,6 @@ COMMANDS = (
     ),
     Command("produce", "loadtest.produce", "send queries through Kafka and collect the replies", calls=True),
     Command("embed", "loadtest.embed", "send queries through gRPC and collect the answers", calls=True),
-    Command("redrive", "loadtest.redrive", "put dead letters back on their topics"),
     Command(
         "simulate",
         "loadtest.simulate.command",

@@ -74,7 +74,7 @@ async def prepare_topics(settings: KafkaSettings, timeout_s: float) -> None:
     Raises StartError that says what to do: no broker reached, not authorised, a topic missing.
     """
     async with _admin(settings, timeout_s) as admin:
-        partitions = await _partitions(admin)
+        partitions = await topics_seen(admin)
         missing = [name for name in _wanted(settings) if name not in partitions]
         if missing and not settings.create_topics:
             raise StartError(
@@ -92,7 +92,7 @@ async def check(settings: KafkaSettings, timeout_s: float) -> Sequence[str]:
     """
     warnings: list[str] = []
     async with _admin(settings, timeout_s) as admin:
-        partitions = await _partitions(admin)
+        partitions = await topics_seen(admin)
         missing = [name for name in _wanted(settings) if name not in partitions]
         if missing and not settings.create_topics:
             raise StartError(f"kafka: {_listed(missing)} not there, or not for this client to see")
@@ -139,7 +139,7 @@ async def group_offsets(
 async def topic_partitions(settings: KafkaSettings) -> dict[str, int]:
     """The number of partitions of each visible topic, as a broker reports it. Raises KafkaError or OSError."""
     async with _client(settings) as admin:
-        return await _partitions(admin)
+        return await topics_seen(admin)
 
 
 @contextlib.asynccontextmanager
@@ -230,7 +230,7 @@ async def _unreachable(options: Mapping[str, Any]) -> str | None:
     return f"no broker answers at {', '.join(reasons)}; is kafka.bootstrap_servers right, and kafka.security_protocol?"
 
 
-async def _partitions(admin: AIOKafkaAdminClient) -> dict[str, int]:
+async def topics_seen(admin: AIOKafkaAdminClient) -> dict[str, int]:
     """How many partitions each visible topic has. All are listed, as asking for one by name can create it."""
     return {topic["topic"]: len(topic["partitions"]) for topic in await admin.describe_topics(None)}
 
@@ -253,7 +253,7 @@ async def _create(
         if error not in {kafka_errors.NoError, kafka_errors.TopicAlreadyExistsError}:
             raise StartError(f"kafka: topic {name} cannot be created: {message or error.__name__}")
     async with asyncio.timeout(timeout_s):
-        while not set(names) <= set(await _partitions(admin)):  # noqa: ASYNC110 - new metadata gives no signal
+        while not set(names) <= set(await topics_seen(admin)):  # noqa: ASYNC110 - new metadata gives no signal
             await asyncio.sleep(_RETRY_S)
 
 

@@ -14,15 +14,21 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, OffsetAndMetadata, Topi
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from loadtest.clients.dead_letters import DeadLetter, Obstacle, PutBack, Wanted, error_code, put_back
-from loadtest.clients.kafka_connection import KafkaRunError, partitions
-from loadtest.clients.offsets import Offsets
+from aggregator.redrive.dead_letters import Obstacle, Offsets, PutBack, Wanted, error_code, put_back
+from aggregator.settings.aggregator import KafkaSettings
+from aggregator.sources.kafka.connection import client_options, topics_seen
+from aggregator.sources.kafka.records import Record
 
 _MOST_AT_ONCE = 500
 _POLL_MS = 200
 _COORDINATOR_S = 30.0
 _RETRY_S = 0.5
 _REQUEST_BYTES = 64 * 1024 * 1024
+_UNSEEN = "not there, or not for this client to see"
+
+
+class RedriveError(Exception):
+    """The brokers or the dead-letter topic cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +38,13 @@ class RedrivePlan:
     `group` is the consumer group that remembers what was put back. A `dry` run writes and remembers nothing.
     """
 
-    bootstrap: str
+    kafka: KafkaSettings
     letters_topic: str
     group: str
     wanted: Wanted = field(default_factory=Wanted)
     count: int | None = None
     rate: float | None = None
     dry: bool = False
-    client: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(slots=True)
@@ -60,7 +65,7 @@ class Redriven:
 
 
 async def redrive(plan: RedrivePlan, counts: Redriven, on_progress: Callable[[], None]) -> None:
-    """Put dead letters back and count them in `counts`; `on_progress` is called often. Raises KafkaRunError.
+    """Put dead letters back, counted in `counts`; `on_progress` is called often. Raises RedriveError or StartError.
 
     At least once: a run that is killed may have written dead letters that it had no time to remember.
     """
@@ -68,22 +73,25 @@ async def redrive(plan: RedrivePlan, counts: Redriven, on_progress: Callable[[],
         async with AsyncExitStack() as stack:
             await (await _open(plan, counts, on_progress, stack)).run()
     except KafkaError as error:
-        raise KafkaRunError(f"Kafka at {plan.bootstrap} failed: {error}") from error
+        raise RedriveError(f"Kafka at {plan.kafka.bootstrap_servers} failed: {error}") from error
 
 
 async def _open(
     plan: RedrivePlan, counts: Redriven, on_progress: Callable[[], None], stack: AsyncExitStack
 ) -> _Redrive:
-    admin = AIOKafkaAdminClient(bootstrap_servers=plan.bootstrap, **plan.client)
+    options = client_options(plan.kafka)
+    admin = AIOKafkaAdminClient(**options)
     stack.push_async_callback(admin.close)
     await admin.start()
-    tps = [TopicPartition(plan.letters_topic, number) for number in await partitions(admin, plan.letters_topic)]
+    topics = await topics_seen(admin)
+    if plan.letters_topic not in topics:
+        raise RedriveError(f"topic {plan.letters_topic} is {_UNSEEN}")
+    tps = [TopicPartition(plan.letters_topic, number) for number in range(topics[plan.letters_topic])]
     consumer = AIOKafkaConsumer(
-        bootstrap_servers=plan.bootstrap,
         group_id=plan.group,
         enable_auto_commit=False,
         auto_offset_reset="earliest",
-        **plan.client,
+        **options,
     )
     stack.push_async_callback(consumer.stop)
     await consumer.start()
@@ -99,14 +107,13 @@ async def _open(
         counts.total += max(0, ends[tp] - done.position)
         offsets[tp] = done
     producer = AIOKafkaProducer(
-        bootstrap_servers=plan.bootstrap,
         enable_idempotence=True,
         max_request_size=_REQUEST_BYTES,  # what is too large is for the topic to say
-        **plan.client,
+        **options,
     )
     stack.push_async_callback(producer.stop)
     await producer.start()
-    return _Redrive(plan, counts, on_progress, _Clients(admin, consumer, producer), offsets=offsets, ends=ends)
+    return _Redrive(plan, counts, on_progress, consumer, producer, topics=frozenset(topics), offsets=offsets, ends=ends)
 
 
 async def _committed(
@@ -127,13 +134,6 @@ async def _committed(
             return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Clients:
-    admin: AIOKafkaAdminClient
-    consumer: AIOKafkaConsumer
-    producer: AIOKafkaProducer
-
-
 class _Redrive:
     """A run. Dead letters go a handful at a time: written, acknowledged, remembered; then the next."""
 
@@ -142,21 +142,22 @@ class _Redrive:
         plan: RedrivePlan,
         counts: Redriven,
         on_progress: Callable[[], None],
-        clients: _Clients,
+        consumer: AIOKafkaConsumer,
+        producer: AIOKafkaProducer,
         *,
+        topics: frozenset[str],
         offsets: Mapping[TopicPartition, Offsets],
         ends: Mapping[TopicPartition, int],
     ) -> None:
         self._plan = plan
         self._counts = counts
         self._on_progress = on_progress
-        self._admin = clients.admin
-        self._consumer = clients.consumer
-        self._producer = clients.producer
+        self._consumer = consumer
+        self._producer = producer
+        self._topics = topics
         self._offsets = offsets
         self._read_to = {tp: done.position for tp, done in offsets.items()}
         self._ends = ends
-        self._usable: dict[str, str] = {}
         self._due_s = time.monotonic()
 
     async def run(self) -> None:
@@ -180,9 +181,9 @@ class _Redrive:
     def _enough(self) -> bool:
         return self._plan.count is not None and self._counts.put_back >= self._plan.count
 
-    async def _deal_with(self, tp: TopicPartition, letters: Sequence[DeadLetter]) -> None:
+    async def _deal_with(self, tp: TopicPartition, letters: Sequence[Record]) -> None:
         done, counts = self._offsets[tp], self._counts
-        going: list[tuple[DeadLetter, PutBack]] = []
+        going: list[tuple[Record, PutBack]] = []
         for letter in letters:
             if self._plan.count is not None and counts.put_back + len(going) >= self._plan.count:
                 self._consumer.seek(tp, letter.offset)  # one that cannot be written leaves room for it
@@ -202,7 +203,7 @@ class _Redrive:
         if letters and not self._plan.dry:
             await self._consumer.commit({tp: OffsetAndMetadata(done.position, done.metadata())})
 
-    async def _write(self, going: Sequence[tuple[DeadLetter, PutBack]], done: Offsets) -> None:
+    async def _write(self, going: Sequence[tuple[Record, PutBack]], done: Offsets) -> None:
         written = [(letter, record, await self._send(record)) for letter, record in going]
         for letter, record, answer in written:
             why = answer if isinstance(answer, str) else await _word(answer)
@@ -219,8 +220,8 @@ class _Redrive:
 
     async def _send(self, record: PutBack) -> asyncio.Future[Any] | str:
         """The broker's answer to come, or why nothing was sent; empty in a dry run that would have sent it."""
-        if why := await self._why_unusable(record.topic):
-            return why
+        if record.topic not in self._topics:
+            return f"topic {record.topic} is {_UNSEEN}"
         if self._plan.dry:
             return ""
         if self._plan.rate is not None:
@@ -233,16 +234,6 @@ class _Redrive:
         except KafkaError as error:
             return type(error).__name__
         return answer
-
-    async def _why_unusable(self, topic: str) -> str:
-        if topic not in self._usable:
-            try:
-                await partitions(self._admin, topic)
-            except KafkaRunError as error:
-                self._usable[topic] = str(error)
-            else:
-                self._usable[topic] = ""
-        return self._usable[topic]
 
 
 async def _word(answer: asyncio.Future[Any]) -> str:

@@ -6,10 +6,11 @@ import time
 
 import pytest
 
+from aggregator.__main__ import main
 from aggregator.errors import Code
+from aggregator.redrive.command import moment
+from aggregator.redrive.dead_letters import Obstacle, PutBack, Wanted, put_back
 from aggregator.sources.kafka.dead_letters import DeadLetter
-from loadtest.clients.dead_letters import Obstacle, PutBack, Wanted, put_back
-from loadtest.redrive import moment
 from tests.support.records import FakeRecord, in_flight_of
 
 SENT = [("content-type", b"text/plain"), ("kafka_correlationId", b"\xff"), ("dlt", b"not ours")]
@@ -74,3 +75,18 @@ def test_a_time_is_iso_8601_or_so_long_ago() -> None:
     assert moment("2h") == pytest.approx(time.time() - 7200, abs=60)
     with pytest.raises(ValueError, match="soon"):
         moment("soon")
+
+
+def test_the_command_is_listed_by_the_aggregators_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, told in (["--help"], "redrive"), (["redrive", "--help"], "--max-redrives"):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 0
+        assert told in capsys.readouterr().out
+
+
+def test_a_file_of_settings_holds_before_and_after_the_commands_name(capsys: pytest.CaptureFixture[str]) -> None:
+    redrive = ["redrive", "--from", "a-dlt"]
+    for arguments in ["--config", "absent.yaml", *redrive], [*redrive, "--config", "absent.yaml"]:
+        assert main(arguments) == 2
+        assert "absent.yaml" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.clients.offsets import Offsets
+from aggregator.redrive.dead_letters import Offsets
 
 OFFSETS = st.lists(st.integers(0, 300), max_size=200)
 

@@ -1,0 +1,1 @@
+"""`python -m aggregator redrive`: put dead letters back on their topics."""
