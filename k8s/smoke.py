@@ -78,7 +78,8 @@ async def by_http(target: str, model: str, deadline_s: float) -> str:
     try:
         async with aiohttp.ClientSession(f"http://{target}", timeout=timeout) as session:
             listed = await _json(session.get("/v1/models"))
-            tasks = {each["task"] for each in listed["data"] if model in {each["id"], *each["aliases"]}}
+            shown = (each for each in listed["data"] if model in {each["id"], *each["aliases"]})
+            tasks = {task for each in shown for task in each["tasks"]}
             if "generate" in tasks:
                 asked = {"model": model, "prompt": QUESTION, "max_tokens": _TEXT_TOKENS, "temperature": 0.0}
                 text = await _json(session.post("/v1/completions", json={**asked, "ignore_eos": True}))

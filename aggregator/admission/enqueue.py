@@ -119,6 +119,11 @@ def _prompt(model_revision: ModelRevision, request: Request, generation: Generat
     if generation.messages:  # the template itself places special tokens
         token_ids = model_revision.generation_tokenizer.without_special(token_ids)
     description = model_revision.description
+    size = description.vocabulary_size
+    if any(token_id >= size for token_id in generation.sampling.stop_token_ids):
+        field = "sampling.stop_token_ids"
+        message = f"{field} holds an id that is not below {size}, the size of the vocabulary"
+        return Failure(Code.INVALID_ARGUMENT, message, field=field)
     tokens = len(token_ids) // _ID_BYTES
     if not tokens:
         return Failure(Code.INVALID_ARGUMENT, "the prompt has no tokens")

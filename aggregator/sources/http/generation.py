@@ -172,11 +172,11 @@ class GenerationReader:
         prompt = decode(_PROMPT, memoryview(asked.prompt), "prompt")
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
             prompt = prompt[0]
+        if not prompt:
+            raise FieldError("the prompt is empty", "prompt")
         if isinstance(prompt, str):
             message.prompt = prompt
             return
-        if not prompt:
-            raise FieldError("the prompt is empty", "prompt")
         if len(prompt) > MAX_TOKEN_IDS:
             raise FieldError(f"more than {MAX_TOKEN_IDS} token ids: send fewer in one request", "prompt")
         ids = [each for each in prompt if isinstance(each, int)]

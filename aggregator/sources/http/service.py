@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -264,13 +264,12 @@ class OpenAIService:
 
     async def _list_models(self, http: web.BaseRequest) -> Answer:
         self._calls.enter(self._calls.callers.identify(HttpContext(http)).holders)
-        models = [shown for model in self._models for shown in _shown(model)]
-        return 200, msgspec.json.encode({"object": "list", "data": models}), {}
+        return 200, msgspec.json.encode({"object": "list", "data": listed(self._models)}), {}
 
     async def _show_model(self, http: web.BaseRequest) -> Answer:
         self._calls.enter(self._calls.callers.identify(HttpContext(http)).holders)
         name = http.path.removeprefix("/v1/models/")
-        found = [shown for task in Task for shown in _shown(self._models.find(name, task))]
+        found = listed(self._models.find(name, task) for task in Task)
         if not found:
             raise ModelUnavailable(f"model {name} has no server now")
         return 200, msgspec.json.encode(found[0]), {}
@@ -288,21 +287,36 @@ def _takes_long(request: Request) -> bool:
     return is_large(request) or (as_floats and len(request.outcomes) * options.dimensions > _MANY_FLOATS)
 
 
-def _shown(model: ServedModel) -> list[dict[str, Any]]:
-    """A model's revisions in OpenAI's form, with vLLM's and our own fields; most clients look at `id` only."""
-    return [
-        {
-            "id": model.name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "tokenbatch",
-            "max_model_len": served.description.max_input_tokens,
-            "aliases": model.aliases,
-            "revision": revision,
-            "task": "embed" if served.description.generation is None else "generate",
-            "dimensions": served.description.dimensions,
-            "matryoshka_dimensions": sorted(served.description.matryoshka_dimensions),
-            "tokenizer": served.description.tokenizer_fingerprint,
-        }
-        for revision, served in model.revisions.items()
-    ]
+def listed(models: Iterable[ServedModel]) -> list[dict[str, Any]]:
+    """Revisions of models in OpenAI's form, with vLLM's and our own fields; most clients look at `id` only.
+
+    A revision that does both tasks comes once; `max_model_len` is its longest text of either.
+    """
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for model in models:
+        for revision, served in model.revisions.items():
+            description = served.description
+            shown = found.setdefault(
+                (model.name, revision),
+                {
+                    "id": model.name,
+                    "object": "model",
+                    "created": 0,
+                    "owned_by": "tokenbatch",
+                    "max_model_len": 0,
+                    "aliases": model.aliases,
+                    "revision": revision,
+                    "tasks": [],
+                    "dimensions": 0,
+                    "matryoshka_dimensions": [],
+                    "tokenizer": description.tokenizer_fingerprint,
+                },
+            )
+            shown["max_model_len"] = max(shown["max_model_len"], description.max_input_tokens)
+            if description.generation is None:
+                shown["tasks"].append("embed")
+                shown["dimensions"] = description.dimensions
+                shown["matryoshka_dimensions"] = sorted(description.matryoshka_dimensions)
+            else:
+                shown["tasks"].append("generate")
+    return list(found.values())

@@ -133,7 +133,7 @@ async def serving_http(answers: dict[str, tuple[int, object]]) -> AsyncGenerator
 
 
 def models(*tasks: str) -> tuple[int, object]:
-    return 200, {"data": [{"id": "m", "aliases": [], "task": task} for task in tasks]}
+    return 200, {"data": [{"id": "m", "aliases": [], "tasks": tasks}]}
 
 
 async def test_what_http_refuses_fails_and_says_how() -> None:
