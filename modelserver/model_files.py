@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -29,9 +30,24 @@ _TOKENIZER_FILES = (
     TOKENIZER_FILE,
     "tokenizer_config.json",
 )
+_SENTENCE_CONFIGS = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""In the order in which sentence-transformers looks for one."""
+_PER_TASK = ("query_length", "document_length", "query_expansion", "processing_kwargs", "tokenizer_name_or_path")
+"""Keys of a sentence config that tokenize by other rules than the tokenizer's files."""
+_AFTER_PADDING = frozenset(
+    ("roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "data2vec-text", "mpnet", "xmod")
+)
+"""Model types whose first token has the position behind that of the padding token."""
+_WITHOUT_TABLE = re.compile(r"rope|rotary|alibi|relative")
+"""In a config.json's keys, or in its kind of positions: positions that are computed, and so have no last one."""
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _NORMALIZE_IN_CODE = frozenset({"jina_embeddings_v5"})
 """Model types whose published code normalises, where others have a module of sentence-transformers."""
+_UNLIMITED = 1e9
+"""Tokens: transformers writes 1e30 for a tokenizer without a limit."""
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 _SAMPLES, _SAMPLE_BYTES = 32, 4096
 _QUERY_PROMPTS = ("query", "s2p_query", "search_query")
@@ -88,7 +104,6 @@ def read(path: Path, revision: str) -> ModelFiles:
     if not (path / "config.json").is_file():
         raise CannotStart(f"{path} holds no config.json: not a model folder")
     config, sentence = _mapping(path / "config.json"), _mapping(path / "config_sentence_transformers.json")
-    prompts = sentence.get("prompts") or {}
     tokenizer = _tokenizer_files(path)
     dimensions = config.get("matryoshka_dimensions") or sentence.get("matryoshka_dimensions") or ()
     return ModelFiles(
@@ -97,8 +112,8 @@ def read(path: Path, revision: str) -> ModelFiles:
         tokenizer=tokenizer,
         fingerprint=tokenizer_fingerprint(tokenizer),
         normalizes=_normalizes(path) or config.get("model_type") in _NORMALIZE_IN_CODE,
-        query_prompt=_prompt(prompts, _QUERY_PROMPTS),
-        document_prompt=_prompt(prompts, _DOCUMENT_PROMPTS),
+        query_prompt=_prompt(sentence, _QUERY_PROMPTS),
+        document_prompt=_prompt(sentence, _DOCUMENT_PROMPTS),
         is_matryoshka=bool(dimensions) or bool(config.get("is_matryoshka")),
         matryoshka_dimensions=tuple(sorted(int(size) for size in dimensions)),
         vocabulary_size=int(config.get("vocab_size", 0)),
@@ -115,14 +130,14 @@ def with_adapter(files: ModelFiles, adapter: Path, revision: str) -> ModelFiles:
 
     `revision` is the one that was set; empty: the model's, and a digest of the adapter.
     """
-    prompts = _mapping(adapter / "config_sentence_transformers.json").get("prompts") or {}
+    sentence = _mapping(adapter / "config_sentence_transformers.json")
     return replace(
         files,
         adapter=adapter,
         revision=revision or f"{files.revision}+{_adapter_digest(adapter)}",
         normalizes=_normalizes(adapter),
-        query_prompt=_prompt(prompts, _QUERY_PROMPTS),
-        document_prompt=_prompt(prompts, _DOCUMENT_PROMPTS),
+        query_prompt=_prompt(sentence, _QUERY_PROMPTS),
+        document_prompt=_prompt(sentence, _DOCUMENT_PROMPTS),
     )
 
 
@@ -176,12 +191,50 @@ def _mapping(file: Path) -> dict[str, Any]:
 
 
 def _tokenizer_files(path: Path) -> dict[str, bytes]:
+    """What an aggregator counts with: the files as they are, but for a tokenizer.json that lowers if its model does."""
     if not (path / TOKENIZER_FILE).is_file():
         raise CannotStart(
             f"{path} holds no {TOKENIZER_FILE}: save a fast tokenizer beside the model, with"
             " transformers.AutoTokenizer.from_pretrained(…).save_pretrained(…)"
         )
-    return {name: (path / name).read_bytes() for name in _TOKENIZER_FILES if (path / name).is_file()}
+    files = {name: (path / name).read_bytes() for name in _TOKENIZER_FILES if (path / name).is_file()}
+    if lowers(path):
+        files[TOKENIZER_FILE] = lowered(files[TOKENIZER_FILE])
+    return files
+
+
+def lowers(path: Path) -> bool:
+    """Whether sentence-transformers lowers a text before the tokenizer sees it."""
+    return sentence_config(path).get("do_lower_case") is True
+
+
+def lowered(tokenizer: bytes) -> bytes:
+    """A tokenizer.json whose normalization begins by lowering, as sentence-transformers adds it."""
+    try:
+        content = json.loads(tokenizer)
+    except ValueError as error:
+        raise CannotStart(f"{TOKENIZER_FILE} is not valid JSON: {error}") from error
+    normalizer = content.get("normalizer")
+    steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
+    if any(step and step["type"] == "Lowercase" for step in steps):
+        return tokenizer
+    steps = [{"type": "Lowercase"}, *filter(None, steps)]
+    return json.dumps({**content, "normalizer": {"type": "Sequence", "normalizers": steps}}).encode()
+
+
+def sentence_config(path: Path) -> dict[str, Any]:
+    """What sentence-transformers saved of its tokenization. Raises CannotStart for rules that are not applied."""
+    file = next((path / name for name in _SENTENCE_CONFIGS if _mapping(path / name)), path / _SENTENCE_CONFIGS[0])
+    content = _mapping(file)
+    if set_keys := [key for key in _PER_TASK if content.get(key)]:
+        raise CannotStart(
+            f"{file} sets {set_keys[0]} to {json.dumps(content[set_keys[0]])}, which is not applied: save the model"
+            " without it, or serve another one"
+        )
+    if "text" not in content.get("modality_config", ("text",)):
+        raise CannotStart(f"{file} has no modality text: texts reach this model through a chat template, which is not"
+                          " applied when it embeds")  # fmt: skip
+    return content
 
 
 def _normalizes(path: Path) -> bool:
@@ -196,13 +249,53 @@ def _is_causal(config: Mapping[str, Any]) -> bool:
     return any(str(name).endswith(_CAUSAL) for name in config.get("architectures") or ())
 
 
-def _prompt(prompts: Mapping[str, str], names: tuple[str, ...]) -> str:
-    return next((prompts[name] for name in names if name in prompts), "")
+def _prompt(sentence: Mapping[str, Any], names: tuple[str, ...]) -> str:
+    """The first of these prompts that the model has, else its default one."""
+    prompts = sentence.get("prompts") or {}
+    return next((prompts[name] for name in (*names, sentence.get("default_prompt_name")) if name in prompts), "")
 
 
 def _max_input_tokens(path: Path, config: Mapping[str, Any]) -> int:
-    limit = _mapping(path / "sentence_bert_config.json").get("max_seq_length")
-    return int(limit or config.get("max_position_embeddings", 0))
+    """The longest input as sentence-transformers truncates it, and no longer than the positions; 0: not said."""
+    sentence, positions = sentence_config(path), _limit(config, "max_position_embeddings", path / "config.json")
+    asked = (
+        _limit(tokenizer_arguments(sentence), "model_max_length", path / "sentence_bert_config.json")
+        or _limit(sentence, "max_seq_length", path / "sentence_bert_config.json")
+    )  # fmt: skip
+    tokenizers = _limit(_mapping(path / "tokenizer_config.json"), "model_max_length", path / "tokenizer_config.json")
+    rows = position_rows(config)
+    if asked:
+        return min(asked, rows or asked)
+    return min((limit for limit in (tokenizers, rows, positions) if limit), default=0)
+
+
+def tokenizer_arguments(sentence: Mapping[str, Any]) -> dict[str, Any]:
+    """What a sentence config passes to AutoTokenizer, under its old key and its new one; never to run code."""
+    given = {**(sentence.get("tokenizer_args") or {}), **(sentence.get("processor_kwargs") or {})}
+    given.pop("trust_remote_code", None)
+    return given
+
+
+def position_rows(config: Mapping[str, Any]) -> int | None:
+    """The tokens that a model's table of positions has rows for; None of a model that computes its positions."""
+    rows = config.get("max_position_embeddings")
+    kinds = (*(key for key, value in config.items() if value), str(config.get("position_embedding_type", "absolute")))
+    if not isinstance(rows, int) or rows <= 0 or any(map(_WITHOUT_TABLE.search, kinds)):
+        return None
+    if config.get("model_type") not in _AFTER_PADDING:
+        return rows
+    padding = config.get("pad_token_id")
+    return rows - (1 if padding is None else int(padding)) - 1
+
+
+def _limit(content: Mapping[str, Any], key: str, file: Path) -> int:
+    """A number of tokens; 0 if there is none, or none that limits. Raises CannotStart for another value."""
+    value = content.get(key)
+    if value is None or value == -1:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 1:
+        raise CannotStart(f"{file} sets {key} to {json.dumps(value)}: it must be a number of tokens")
+    return int(value) if value < _UNLIMITED else 0
 
 
 def _revision(path: Path) -> str:

@@ -29,13 +29,6 @@ def runs_eagerly(overrides: Mapping[str, Any]) -> bool:
     return overrides.get("architectures") == ["PaddedEncoder"]
 
 
-def longest_input(config: Mapping[str, Any]) -> int | None:
-    """Tokens of the longest input, if it is less than `max_position_embeddings` and vLLM does not know it."""
-    if config.get("model_type") != "mpnet":
-        return None
-    return int(config["max_position_embeddings"]) - int(config.get("pad_token_id", 1)) - 1
-
-
 def known_type(config: Mapping[str, Any]) -> str | None:
     """The model type of transformers whose entries a config.json has, if it names a type of published code."""
     if config.get("model_type") != "jina_embeddings_v5":

@@ -31,7 +31,6 @@ from modelserver.engines.architectures import (
     OWN_CLASSES,
     hf_overrides,
     known_type,
-    longest_input,
     refusal,
     runs_eagerly,
 )
@@ -40,6 +39,7 @@ from modelserver.engines.engine import EngineFacts, IdArray, Matrix
 from modelserver.engines.threads import StepThreads
 from modelserver.engines.vllm_internals import inspect_classes_in_process
 from modelserver.errors import CannotStart, EngineBroken, StepFailed, device_errors
+from modelserver.model_files import position_rows
 
 _log = logging.getLogger(__name__)
 
@@ -73,13 +73,17 @@ class LoadOptions:
 class CoreEngine:
     """The batch is added to an empty scheduler whole, then stepped: one batch, one step."""
 
-    def __init__(self, core: EngineCore) -> None:
-        """Take over a loaded EngineCore on the thread that built it. Raises CannotStart for another kind of model."""
+    def __init__(self, core: EngineCore, longest: int | None = None) -> None:
+        """Take over a loaded EngineCore on the thread that built it. Raises CannotStart for another kind of model.
+
+        `longest`: tokens of the longest input, where that is less than what vLLM reads in the model's files.
+        """
         self.core = core
         self.config = core.vllm_config
         if "embed" not in core.get_supported_tasks():
             raise CannotStart(f"{self.config.model_config.model} is not an embedding model for vLLM {vllm_version}")
-        self.facts = _facts(core)
+        facts = _facts(core)
+        self.facts = replace(facts, max_input_tokens=min(facts.max_input_tokens, longest or facts.max_input_tokens))
         self.threads = StepThreads(torch.get_num_threads(), set_num_threads)
         self._names = count()
         self._params = PoolingParams(task="embed", use_activation=False)
@@ -150,7 +154,7 @@ class CoreStep:
 
 def load(options: LoadOptions) -> CoreEngine:
     """Load a model into vLLM; the calling thread becomes the engine's."""
-    return CoreEngine(_started(check(options)))
+    return CoreEngine(_started(check(options)), options.max_input_tokens or options.model_tokens)
 
 
 def check(options: LoadOptions) -> VllmConfig:
@@ -176,7 +180,7 @@ def engine_config(options: LoadOptions) -> VllmConfig:
         runner="pooling",
         hf_overrides=overrides,
         enforce_eager=runs_eagerly(overrides) or on_cpu(),
-        max_model_len=_max_model_len(options, step_tokens, longest_input(config)),
+        max_model_len=_max_model_len(options, step_tokens, config),
         max_num_batched_tokens=step_tokens,
         max_num_seqs=math.ceil(step_tokens / _TOKENS_PER_QUERY),
         enable_prefix_caching=False,
@@ -249,12 +253,22 @@ def _engine_config(options: LoadOptions, **arguments: Any) -> VllmConfig:
     return config
 
 
-def _max_model_len(options: LoadOptions, step_tokens: int, longest: int | None) -> int | None:
-    """The longest input to take; None: as vLLM reads the model's files. A step must hold it whole."""
+def _max_model_len(options: LoadOptions, step_tokens: int, config: Mapping[str, Any]) -> int | None:
+    """The longest input to take; None: as vLLM reads the model's files. A step must hold it whole.
+
+    Raises CannotStart for a setting beyond the table of positions.
+    """
     if options.max_input_tokens is not None:
+        rows = position_rows(config)
+        if rows is not None and options.max_input_tokens > rows:
+            raise CannotStart(
+                f"model.max_input_tokens is {options.max_input_tokens}, and {options.model_path} has positions for"
+                f" {rows} tokens: set it to at most {rows}"
+            )
         return options.max_input_tokens
     if options.model_tokens <= step_tokens:
-        return None if longest is None else min(longest, options.model_tokens)
+        limits = options.model_tokens <= (config.get("max_position_embeddings") or 0)
+        return options.model_tokens if limits else None
     _log.warning(
         "inputs are limited to one step", extra={"model_tokens": options.model_tokens, "step_tokens": step_tokens}
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from modelserver import model_files
 from modelserver.errors import CannotStart
@@ -99,6 +100,16 @@ def test_a_broken_tokenizer_is_named(model: Path) -> None:
         ("config.json", {"is_matryoshka": True}, {"is_matryoshka": True}),
         ("config.json", {"model_type": "jina_embeddings_v5"}, {"normalizes": True}),
         ("sentence_bert_config.json", {"max_seq_length": 128}, {"max_input_tokens": 128}),
+        ("sentence_roberta_config.json", {"max_seq_length": 128}, {"max_input_tokens": 128}),
+        ("sentence_bert_config.json", {"max_seq_length": 600}, {"max_input_tokens": 512}),
+        ("sentence_bert_config.json", {"processor_kwargs": {"model_max_length": 64}}, {"max_input_tokens": 64}),
+        ("tokenizer_config.json", {"model_max_length": 64}, {"max_input_tokens": 64}),
+        ("tokenizer_config.json", {"model_max_length": 1e30}, {"max_input_tokens": 512}),
+        (
+            "config_sentence_transformers.json",
+            {"prompts": {"clustering": "c: "}, "default_prompt_name": "clustering"},
+            {"query_prompt": "c: ", "document_prompt": "c: "},
+        ),
     ],
 )
 def test_a_model_is_what_its_files_say(model: Path, name: str, content: Any, said: dict[str, Any]) -> None:
@@ -121,6 +132,88 @@ def test_a_model_that_attends_in_both_directions_does_not_generate_whatever_it_i
 ) -> None:
     write(model, "config.json", {"architectures": ["Qwen3ForCausalLM"], **entries})
     assert model_files.read(model, "").is_causal is causal
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence", "longest"),
+    [
+        ({"model_type": "bert"}, {}, 66),
+        ({"model_type": "bert"}, {"max_seq_length": 32}, 32),
+        ({"model_type": "roberta"}, {}, 64),
+        ({"model_type": "roberta", "pad_token_id": 0}, {}, 65),
+        ({"model_type": "roberta", "pad_token_id": None}, {}, 64),
+        ({"model_type": "xlm-roberta"}, {"max_seq_length": 66}, 64),
+        ({"model_type": "camembert"}, {"max_seq_length": 600}, 64),
+        ({"model_type": "mpnet"}, {}, 64),
+        ({"model_type": "mpnet"}, {"max_seq_length": 20}, 20),
+        ({"model_type": "qwen3", "rope_theta": 1e6}, {"max_seq_length": 600}, 600),
+        ({"model_type": "qwen3", "rope_theta": 1e6}, {}, 66),
+        ({"model_type": "bert", "position_embedding_type": "alibi"}, {"max_seq_length": 600}, 600),
+    ],
+)
+def test_an_input_is_no_longer_than_the_rows_that_the_table_of_positions_has_for_tokens(
+    config: dict[str, Any], sentence: dict[str, Any], longest: int, model: Path
+) -> None:
+    write(model, "config.json", {"max_position_embeddings": 66, "pad_token_id": 1, **config})
+    write(model, "sentence_bert_config.json", sentence)
+    assert model_files.read(model, "").max_input_tokens == longest
+
+
+def test_the_limit_of_sentence_transformers_counts_before_that_of_the_tokenizer(model: Path) -> None:
+    write(model, "tokenizer_config.json", {"model_max_length": 64})
+    write(model, "sentence_bert_config.json", {"max_seq_length": 128})
+    assert model_files.read(model, "").max_input_tokens == 128
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("tokenizer_config.json", {"model_max_length": "64"}, 'model_max_length to "64": it must be a number'),
+        ("sentence_bert_config.json", {"query_length": 32}, "query_length to 32, which is not applied"),
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 9}}}, "processing_kwargs"),
+        ("sentence_bert_config.json", {"modality_config": {"message": {}}}, "chat template"),
+    ],
+)
+def test_a_tokenization_that_is_not_applied_is_refused(model: Path, name: str, content: Any, told: str) -> None:
+    write(model, name, content)
+    with pytest.raises(CannotStart, match=told):
+        model_files.read(model, "")
+
+
+STRIP = {"type": "Strip", "strip_left": True, "strip_right": True}
+LOWERCASE = {"type": "Lowercase"}
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "then"),
+    [
+        (None, [LOWERCASE]),
+        (STRIP, [LOWERCASE, STRIP]),
+        ({"type": "Sequence", "normalizers": [STRIP]}, [LOWERCASE, STRIP]),
+    ],
+)
+def test_a_model_whose_texts_are_lowered_has_a_tokenizer_that_lowers(
+    normalizer: Any, then: list[Any], model: Path
+) -> None:
+    words = {"[UNK]": 0, "hello": 1, "\u00e9t\u00e9": 2}
+    cased = {**json.loads(TOKENIZER), "normalizer": normalizer, "pre_tokenizer": {"type": "Whitespace"}}
+    cased["model"] = {**cased["model"], "vocab": words}
+    write(model, "tokenizer.json", cased)
+    before = model_files.read(model, "")
+    write(model, "sentence_bert_config.json", {"do_lower_case": True})
+    files = model_files.read(model, "")
+    content = json.loads(files.tokenizer["tokenizer.json"])
+    assert content["normalizer"]["normalizers"] == then
+    for read, ids in ((before, [0, 0]), (files, [1, 2])):
+        assert Tokenizer.from_buffer(read.tokenizer["tokenizer.json"]).encode("HELLO \u00c9T\u00c9").ids == ids
+    assert files.fingerprint == tokenizer_fingerprint(files.tokenizer) != before.fingerprint
+
+
+@pytest.mark.parametrize("normalizer", [LOWERCASE, {"type": "Sequence", "normalizers": [STRIP, LOWERCASE]}])
+def test_a_tokenizer_that_lowers_stays_as_it_is(normalizer: Any, model: Path) -> None:
+    write(model, "tokenizer.json", {**json.loads(TOKENIZER), "normalizer": normalizer})
+    write(model, "sentence_bert_config.json", {"do_lower_case": True})
+    assert model_files.read(model, "").tokenizer["tokenizer.json"] == (model / "tokenizer.json").read_bytes()
 
 
 def test_the_fingerprint_covers_every_tokenizer_file(model: Path) -> None:
