@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from tokenizers.decoders import DecodeStream
 
 from aggregator.tokenizers.chat_template import ChatTemplate
 from aggregator.tokenizers.fast_path import FastPath, OnCheck, Packed, is_plain, open_fast_path, pack
+from aggregator.tokenizers.pieces import Pieces
 from aggregator.tokenizers.tokenizer import TokenBatch
 from protos.generation.v1.generation_pb2 import Message
 from protos.modelserver.v1.fingerprint import TOKENIZER_FILE
@@ -61,6 +63,13 @@ class FastTokenizer:
 
     def prompt(self, messages: Sequence[Message]) -> str:
         return self._chat_template.prompt(messages)
+
+    @cached_property
+    def _pieces(self) -> Pieces:
+        return Pieces(self._reference)
+
+    def piece(self, token_id: int) -> tuple[str, bytes]:
+        return self._pieces.piece(token_id)
 
     def detokenizer(self, prompt_ids: bytes) -> Detokenizer:
         return Detokenizer(self._reference, np.frombuffer(prompt_ids, _INT32).tolist())

@@ -50,6 +50,10 @@ class GenerationTokenizer(Tokenizer, Protocol):
         """A chat as the model's own template formats it. Raises InvalidRequest."""
         ...
 
+    def piece(self, token_id: int) -> tuple[str, bytes]:
+        """A token's name, and what it adds to a text: bytes, as it may be a part of a character."""
+        ...
+
     def detokenizer(self, prompt_ids: bytes) -> Detokenizer:
         """The detokenizer of the text after these ids, int32 little endian."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from math import inf
+from typing import Any, cast
 
 from typing_extensions import override
 
@@ -47,6 +48,13 @@ class _Letters:
 
     def step(self, token_id: int) -> str:
         return chr(97 + token_id % 26)
+
+    def piece(self, token_id: int) -> tuple[str, bytes]:
+        return self.step(token_id), self.step(token_id).encode()
+
+    def detokenizer(self, prompt_ids: bytes) -> _Letters:
+        del prompt_ids
+        return self
 
 
 _EMBEDDINGS = EmbeddingsReader(_AnyRevision(), trusts_token_ids=False)
@@ -109,9 +117,9 @@ def _write(request: Request) -> None:
     generated.extend([0, 1], logprobs)
     if not generated.finished:
         generated.end(pb.FINISH_REASON_LENGTH)
-    json.loads(Writer(request, lambda _: _Letters()).whole())
+    json.loads(Writer(request, lambda: cast("Any", _Letters())).whole())
     generated.restart_stream()
-    *events, last = Writer(request, lambda _: _Letters()).events(done=True)
+    *events, last = Writer(request, lambda: cast("Any", _Letters())).events(done=True)
     assert last == DONE, "A stream does not end."
     for event in events:
         json.loads(event.removeprefix(b"data: "))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -20,7 +20,7 @@ from aggregator.sources.http.embeddings import FOREIGN_IDS, PRIORITIES, Revision
 from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.json_body import decode
 from aggregator.sources.parsing import MAX_TOKEN_IDS
-from aggregator.tokenizers.tokenizer import Detokenizer
+from aggregator.tokenizers.tokenizer import GenerationTokenizer
 from protos.generation.v1 import generation_pb2 as pb
 
 DONE = b"data: [DONE]\n\n"
@@ -31,6 +31,9 @@ _MAX_TOP_LOGPROBS = 20
 _MAX_MESSAGES, _MAX_STOPS, _MAX_STOP_IDS = 1024, 16, 128
 """As over gRPC."""
 _FINISH: dict[int, str] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
+
+_CONTINUES, _CONTINUATION = 0xC0, 0x80
+"""Bits that tell a byte of UTF-8 that does not begin a character."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_NUMBER)]
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=_MAX_NUMBER)]
@@ -229,16 +232,26 @@ def of_prompt(call: HttpGenerationCall, failure: Failure) -> Failure:
     return replace(failure, field="messages" if isinstance(call.asked, ChatRequest) else "prompt")
 
 
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A token of a place, as it is shown."""
+
+    token_id: int
+    name: str
+    bytes: bytes
+    logprob: float
+
+
 class Writer:
     """Writes what a generation request gets, whole or as events."""
 
-    def __init__(self, request: Request, detokenizer: Callable[[bytes], Detokenizer]) -> None:
+    def __init__(self, request: Request, tokenizer: Callable[[], GenerationTokenizer]) -> None:
         call = cast("HttpGenerationCall", request.origin)
         assert request.generation is not None, "An embedding request was answered with a text. This is a bug."
         assert call.asked is not None, "A request was answered before it was read. This is a bug."
         self._request = request
         self._generation: GeneratedText = request.generation
-        self._detokenizer = detokenizer
+        self._tokenizer = tokenizer
         self._chat = isinstance(call.asked, ChatRequest)
         self._with_logprobs = request.generation.sampling.HasField("logprobs")
         options = call.asked.stream_options
@@ -246,6 +259,7 @@ class Writer:
         self._created = call.created
         self._first = True
         self._characters = 0
+        self._begun = False
 
     def whole(self) -> bytes:
         generated = self._generation
@@ -303,40 +317,51 @@ class Writer:
     def _logprobs(self, logprobs: Sequence[pb.TokenLogprobs]) -> dict[str, Any] | None:
         if not self._with_logprobs:
             return None
-        return self._chat_logprobs(logprobs) if self._chat else self._completion_logprobs(logprobs)
+        places = [[self._shown(entry) for entry in (each.token, *each.alternatives)] for each in logprobs]
+        if places and not self._begun:
+            self._begun = True
+            places[0] = self._at_start(places[0], logprobs[0].token.token_id)
+        return _chat_logprobs(places) if self._chat else self._completion_logprobs(places)
 
-    def _token(self, token_id: int) -> str:
-        return self._detokenizer(b"").step(token_id)
+    def _shown(self, entry: pb.TokenLogprob) -> _Shown:
+        return _Shown(entry.token_id, *self._tokenizer().piece(entry.token_id), entry.logprob)
 
-    def _chat_logprobs(self, logprobs: Sequence[pb.TokenLogprobs]) -> dict[str, Any]:
-        def shown(entry: pb.TokenLogprob) -> dict[str, Any]:
-            token = self._token(entry.token_id)
-            return {"token": token, "logprob": entry.logprob, "bytes": list(token.encode())}
+    def _at_start(self, place: list[_Shown], token_id: int) -> list[_Shown]:
+        """The first place, whose blank the detokenizer drops where no text is before it."""
+        text = self._tokenizer().detokenizer(self._generation.prompt_ids).step(token_id)
+        if text.startswith(" ") or not place[0].bytes.startswith(b" "):
+            return place
+        return [replace(each, name=each.name.removeprefix(" "), bytes=each.bytes.removeprefix(b" ")) for each in place]
 
-        return {
-            "content": [
-                {**shown(each.token), "top_logprobs": [shown(entry) for entry in each.alternatives]}
-                for each in logprobs
-            ],
-            "refusal": None,
-        }
-
-    def _completion_logprobs(self, logprobs: Sequence[pb.TokenLogprobs]) -> dict[str, Any]:
-        tokens = [self._token(each.token.token_id) for each in logprobs]
+    def _completion_logprobs(self, places: Sequence[Sequence[_Shown]]) -> dict[str, Any]:
         offsets: list[int] = []
-        for token in tokens:
-            offsets.append(self._characters)
-            self._characters += len(token)
-        tops = [
-            {self._token(entry.token_id): entry.logprob for entry in (*each.alternatives, each.token)}
-            for each in logprobs
-        ]
+        for own, *_ in places:
+            begins_inside = own.bytes[:1] and own.bytes[0] & _CONTINUES == _CONTINUATION
+            offsets.append(max(0, self._characters - bool(begins_inside)))
+            self._characters += sum(byte & _CONTINUES != _CONTINUATION for byte in own.bytes)
         return {
-            "tokens": tokens,
-            "token_logprobs": [each.token.logprob for each in logprobs],
-            "top_logprobs": tops,
+            "tokens": [own.name for own, *_ in places],
+            "token_logprobs": [own.logprob for own, *_ in places],
+            "top_logprobs": [_by_name(place) for place in places],
             "text_offset": offsets,
         }
+
+
+def _chat_logprobs(places: Sequence[Sequence[_Shown]]) -> dict[str, Any]:
+    def written(each: _Shown) -> dict[str, Any]:
+        return {"token": each.name, "logprob": each.logprob, "bytes": list(each.bytes)}
+
+    content = [{**written(own), "top_logprobs": [written(each) for each in others]} for own, *others in places]
+    return {"content": content, "refusal": None}
+
+
+def _by_name(place: Sequence[_Shown]) -> dict[str, float]:
+    """The alternatives, the token itself among them; of two with one name the second has its id."""
+    own, *others = place
+    named: dict[str, float] = {}
+    for each in {each.token_id: each for each in (*others, own)}.values():
+        named[f"token_id:{each.token_id}" if each.name in named else each.name] = each.logprob
+    return named
 
 
 def error_event(failure: Failure) -> bytes:

@@ -34,7 +34,7 @@ from aggregator.sources.http.errors import FieldError, HttpError, described, des
 from aggregator.sources.http.generation import GenerationReader, HttpGenerationCall, Writer, of_prompt
 from aggregator.sources.http.json_body import decode
 from aggregator.sources.response import is_large
-from aggregator.tokenizers.tokenizer import Detokenizer
+from aggregator.tokenizers.tokenizer import GenerationTokenizer
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _JSON = "application/json"
@@ -166,7 +166,7 @@ class OpenAIService:
         request = await calls.receive(http, read, HttpGenerationCall)
         call = call_of(request)
         assert isinstance(call, HttpGenerationCall), "A generation request has another kind of call. This is a bug."
-        writer = Writer(request, self._detokenizer_of(request))
+        writer = Writer(request, self._tokenizer_of(request))
         with self._tracing.serve_http(http.path, request.traceparent):
             calls.submit(request)
             try:
@@ -211,16 +211,16 @@ class OpenAIService:
         await stream.write_eof()
         return stream
 
-    def _detokenizer_of(self, request: Request) -> Callable[[bytes], Detokenizer]:
-        """The detokenizer of its revision, which is known only after admission."""
+    def _tokenizer_of(self, request: Request) -> Callable[[], GenerationTokenizer]:
+        """The tokenizer of its revision, which is known only after admission."""
 
-        def detokenizer(prompt_ids: bytes) -> Detokenizer:
+        def tokenizer() -> GenerationTokenizer:
             assert request.generation is not None, "A text has no generation. This is a bug."
             revisions = self._models.find(request.model, request.task).revisions
             served = revisions.get(request.generation.model_revision) or next(iter(revisions.values()))
-            return served.generation_tokenizer.detokenizer(prompt_ids)
+            return served.generation_tokenizer
 
-        return detokenizer
+        return tokenizer
 
     async def _tokenize(self, http: web.BaseRequest) -> Answer:
         asked, identity = await self._asked(http, TOKENIZE)

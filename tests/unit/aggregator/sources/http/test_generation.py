@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
@@ -18,12 +20,14 @@ from aggregator.sources.generation import parse
 from aggregator.sources.http.embeddings import Revisions
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.generation import DONE, GenerationReader, HttpGenerationCall, Writer
+from aggregator.tokenizers.fast_tokenizer import FastTokenizer
+from aggregator.tokenizers.tokenizer import GenerationTokenizer
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_source import GRPC
 
 IDENTITY = Identity(Defaults(GRPC, "m", Priority.INTERACTIVE), None, None, ())
-WORDS = {5: "the", 6: " cat", 7: " sat", 8: " é"}
+WORDS = {5: "the", 6: " cat", 7: " sat", 8: " é", 9: "the"}
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -32,6 +36,13 @@ class Words:
 
     def step(self, token_id: int) -> str:
         return WORDS[token_id]
+
+    def piece(self, token_id: int) -> tuple[str, bytes]:
+        return WORDS[token_id], WORDS[token_id].encode()
+
+    def detokenizer(self, prompt_ids: bytes) -> Words:
+        del prompt_ids
+        return self
 
 
 class NoModels(Revisions):
@@ -44,7 +55,7 @@ def room() -> Room:
     return Load(Limits(), Metrics(MetricsBuffer())).enter(())
 
 
-def begun(**fields: Any) -> tuple[Request, GeneratedText, Writer]:
+def begun(tokenizer: GenerationTokenizer | None = None, /, **fields: Any) -> tuple[Request, GeneratedText, Writer]:
     """The request for a body, with a prompt of two tokens, and its writer."""
     call = HttpGenerationCall(room(), "r")
     reader = GenerationReader(NoModels(), trusts_token_ids=False)
@@ -52,8 +63,9 @@ def begun(**fields: Any) -> tuple[Request, GeneratedText, Writer]:
     message = read(json.dumps(fields).encode(), IDENTITY, call)
     request = parse(message, IDENTITY.defaults, call, received_s=0.0, wall_s=0.0, deadline_s=60.0)
     assert request.generation is not None
-    request.generation.begin("r1", bytes(8), Words())
-    return request, request.generation, Writer(request, lambda _: Words())
+    detokenizer = Words() if tokenizer is None else tokenizer.detokenizer(bytes(8))
+    request.generation.begin("r1", bytes(8), detokenizer)
+    return request, request.generation, Writer(request, lambda: tokenizer or cast("Any", Words()))
 
 
 def read(event: bytes) -> Any:
@@ -134,3 +146,93 @@ def test_a_stream_that_fails_after_its_first_event_ends_with_the_error() -> None
     assert read(error) == {
         "error": {"message": "too late", "type": "api_error", "param": None, "code": "deadline_exceeded"}
     }
+
+
+SAMPLES = ["the 🦊 is here", "Überraschung 東京 👩‍👩‍👧 x", " 🦊🦊", "a\u0301 é\n\tb"]
+
+
+def byte_level() -> Tokenizer:
+    """A byte-level BPE, as GPT-2 and Llama 3 have it: most characters that are not ASCII are several tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the fox is here in the den"] * 3, trainer)
+    return tokenizer
+
+
+def sentence_piece() -> Tokenizer:
+    """As Llama 2 has it: blanks are a character of their own, and what is not in the vocabulary is bytes."""
+    words = ["<|end|>", "▁", "▁the", "▁is", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words += [chr(code) for code in range(0x21, 0x7F)]
+    tokenizer = Tokenizer(
+        models.Unigram([(word, -1.0 if "▁" in word else -5.0) for word in words], unk_id=1, byte_fallback=True)
+    )
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+@pytest.fixture(params=[byte_level, sentence_piece])
+def real(request: pytest.FixtureRequest, tmp_path: Path) -> FastTokenizer:
+    made: Tokenizer = request.param()
+    made.save(str(tmp_path / "tokenizer.json"))
+    return FastTokenizer(tmp_path, fast=False)
+
+
+def shown(tokenizer: FastTokenizer, ids: list[int], before: str = "", **asked: Any) -> tuple[str, Any]:
+    """The text of these tokens and the one that ends it, behind the text `before`, and their log probabilities."""
+    _, generated, writer = begun(tokenizer, **asked)
+    prompt = tokenizer.count([before]).ids.tobytes() if before else bytes(8)
+    generated.begin("r1", prompt, tokenizer.detokenizer(prompt))
+    tokens = [each for token in (*ids, 0) for each in (token, 5)]
+    generated.extend([*ids, 0], logprobs_of(2, tokens, [-1.0] * len(tokens), [1] * (len(ids) + 1)), 1)
+    generated.end(pb.FINISH_REASON_STOP)
+    (choice,) = json.loads(writer.whole())["choices"]
+    return choice["message"]["content"] if "message" in choice else choice["text"], choice["logprobs"]
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+@pytest.mark.parametrize("before", ["", "in"])
+def test_the_bytes_of_tokens_join_to_the_text(real: FastTokenizer, text: str, before: str) -> None:
+    ids = real.count([text]).ids.tolist()
+    assert len(ids) > len(text) / 2
+    written, logprobs = shown(real, ids, before, **CHAT, logprobs=True, top_logprobs=1)
+    content = logprobs["content"]
+    assert b"".join(bytes(each["bytes"]) for each in content).decode() == written
+    assert content[-1]["token"] == "<|end|>"
+    assert all(each["bytes"] for each in content[1:-1])
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_offsets_are_where_a_token_or_the_character_that_it_is_a_part_of_begins(real: FastTokenizer, text: str) -> None:
+    ids = real.count([text]).ids.tolist()
+    written, logprobs = shown(real, ids, prompt="x", logprobs=1)
+    tokens, offsets = logprobs["tokens"], logprobs["text_offset"]
+    assert offsets[-1] == len(written)
+    assert tokens[-1] == "<|end|>"
+    part = "bytes:"
+    assert any(token.startswith(part) for token in tokens)
+    for token, offset in zip(tokens[:-1], offsets, strict=False):
+        if token.startswith(part):
+            first = bytes.fromhex(token.removeprefix(part).replace("\\x", ""))
+            assert first[:1] in written[offset].encode()
+        else:
+            assert written[offset:].startswith(token)
+    assert all(len(top) == len({token, *top}) for token, top in zip(tokens, logprobs["top_logprobs"], strict=True))
+
+
+def test_alternatives_with_one_text_are_told_apart() -> None:
+    _, generated, writer = begun(prompt="x", logprobs=2)
+    generated.extend([5], logprobs_of(3, [5, 9, 6], [-1.0, -2.0, -3.0], [1]))
+    generated.end(pb.FINISH_REASON_STOP)
+    (choice,) = json.loads(writer.whole())["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [pytest.approx({"the": -2.0, " cat": -3.0, "token_id:5": -1.0})]
