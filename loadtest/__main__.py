@@ -32,37 +32,42 @@ COMMANDS = (
     ),
     Command("produce", "loadtest.produce", "send queries through Kafka and collect the replies", calls=True),
     Command("embed", "loadtest.embed", "send queries through gRPC and collect the answers", calls=True),
+    Command("plan", "loadtest.plan.command", "compute how many model servers your load needs"),
     Command(
         "simulate",
         "loadtest.simulate.command",
         "compare batching policies in virtual time, with the production scheduler",
     ),
-    Command("plan", "loadtest.plan.command", "compute how many model servers your load needs"),
-    Command("sweep", "loadtest.simulate.sweep", "find the best setting of each policy in each case, and compare"),
-    Command("ablate", "loadtest.simulate.ablation", "measure each mechanism of the scheduler by switching it off"),
-    Command(
-        "generate", "loadtest.generation.command", "simulate an engine that generates, under memory and latency limits"
-    ),
-    Command(
-        "mixed",
-        "loadtest.mixed.command",
-        "simulate servers that embed and generate in the same steps, beside split ones",
-    ),
-    Command(
-        "validate",
-        "loadtest.validate.command",
-        "compare the simulator with the running system, on this machine",
-        calls=True,
-    ),
-    Command("report", "loadtest.report.command", "simulate, and write a page with plots and tables"),
-    Command("bench", "loadtest.bench.run", "measure the hot paths beside the libraries they use", calls=True),
+)
+LAB = (
+    Command("bench", "loadtest.lab.bench.run", "measure the hot paths beside the libraries they use", calls=True),
     Command(
         "bench-gpu",
-        "loadtest.bench.gpu.command",
+        "loadtest.lab.bench.gpu.command",
         "measure on a GPU what was designed without one, and decide",
         calls=True,
     ),
+    Command(
+        "validate",
+        "loadtest.lab.validate.command",
+        "compare the simulator with the running system, on this machine",
+        calls=True,
+    ),
+    Command("report", "loadtest.lab.report.command", "simulate, and write a page with plots and tables"),
+    Command("sweep", "loadtest.lab.sweep", "find the best setting of each policy in each case, and compare"),
+    Command("ablate", "loadtest.lab.ablation", "measure each mechanism of the scheduler by switching it off"),
+    Command(
+        "generate",
+        "loadtest.lab.generation.command",
+        "simulate an engine that generates, under memory and latency limits",
+    ),
+    Command(
+        "mixed",
+        "loadtest.lab.mixed.command",
+        "simulate servers that embed and generate in the same steps, beside split ones",
+    ),
 )
+"""Of those who work on tokenbatch itself; users' commands are listed before them, and need none of their code."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in COMMANDS:
+    for command in (*COMMANDS, *LAB):
         subparser = commands.add_parser(
             command.name, help=command.purpose, description=command.purpose[0].upper() + command.purpose[1:]
         )

@@ -16,10 +16,8 @@ from loadtest.screen import ERRORS, plain_table, wide
 from loadtest.simulate import cases
 from loadtest.simulate.core_aggregator import Mechanism
 from loadtest.simulate.outcome import Outcome
-from loadtest.simulate.pool import Pool
 from loadtest.simulate.scenario import Kind, Policy, Scenario
 from loadtest.simulate.simulation import simulate
-from loadtest.simulate.sweep import best
 
 _WIDTH = 110
 _SHORT_WARM_UP = 0.1
@@ -49,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="POLICY",
         help=f"how it batches (ours): {', '.join(kind.value for kind in Kind)}",
     )
-    parser.add_argument("--best", action="store_true", help="sweep each policy's settings, and run its best")
     parser.add_argument("--seed", type=int, nargs="+", default=[1], metavar="N", help="one run each (1)")
     group = parser.add_argument_group("the case, changed")
     group.add_argument("--curve", default="a100-like", help="a100-like, minilm-cpu, or a profile's file (%(default)s)")
@@ -57,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--pods", type=positive_int)
     group.add_argument("--aggregators", type=positive_int)
     group.add_argument("--slo-s", type=positive, metavar="S", help="latency target; ours sets its budgets by it")
-    group = parser.add_argument_group("the policy's setting, without --best")
+    group = parser.add_argument_group("the policy's setting")
     group.add_argument("--tokens", type=positive_int, default=0, help="budget of static_tokens; overrides ours")
     group.add_argument("--size", type=positive_int, default=32, help="of request_count (%(default)s)")
     group.add_argument("--wait-ms", type=float, default=5.0, help="of request_count and time_window (%(default)s)")
@@ -73,12 +70,10 @@ def run(options: argparse.Namespace) -> int:
     """The exit code: 0, or 2 when it could not be done."""
     outcomes: list[Outcome] = []
     try:
-        with Pool(None if options.best else 0) as pool:
-            for name in options.case:
-                scenario = _scenario(name, options)
-                for kind in map(Kind, options.policy):
-                    policy = best(kind, scenario, pool) if options.best else _policy(kind, options)
-                    outcomes += _runs(scenario, policy, options.seed)
+        for name in options.case:
+            scenario = _scenario(name, options)
+            for kind in map(Kind, options.policy):
+                outcomes += _runs(scenario, _policy(kind, options), options.seed)
         if options.json:
             options.json.write_text("".join(outcome.to_json() + "\n" for outcome in outcomes), encoding="utf-8")
     except (OSError, ValueError) as error:

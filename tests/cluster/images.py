@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.programs.instant_modelserver import tokenizer_folder
+from loadtest.stack.instant_modelserver import tokenizer_folder
 from tests.chart.rendering import ROOT
 from tests.cluster.one_node_cluster import HOME, OneNodeCluster
 

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from loadtest.report.plots import draw_column
-from loadtest.report.section import Plot, Series
+from loadtest.plots import draw_column
+from loadtest.section import Plot, Series
 from tests.chart.rendering import ROOT
 from tests.cluster.step import Step
 from tests.cluster.watch import Sample

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from loadtest.bench.programs.instant_modelserver import tokenizer_folder
+from loadtest.stack.instant_modelserver import tokenizer_folder
 from modelserver.engines.synthetic import vectors
 from protos.modelserver.v1.fingerprint import TOKENIZER_FILE
 

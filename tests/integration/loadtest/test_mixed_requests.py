@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from loadtest.bench.mixed.requests import Asked, Clients, Lengths, Task
+from loadtest.lab.bench.mixed.requests import Asked, Clients, Lengths, Task
 from loadtest.stack.errors import StackError
 from loadtest.stack.service import ModelServer, without_kafka
 

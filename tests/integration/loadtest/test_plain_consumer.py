@@ -10,9 +10,10 @@ import pytest
 from aiohttp import web
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from loadtest.bench.setting import PARTITIONS, REQUESTS, Plan, Program, Setting
+from loadtest.lab.bench.setting import PARTITIONS, REQUESTS, Plan, Setting
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.ports import free_ports
+from loadtest.stack.program import Program
 from protos.embedding.v1 import embedding_pb2 as pb
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(200)]
@@ -47,7 +48,7 @@ async def consume(kafka: Setting, replies: str) -> None:
     where = ["--bootstrap", kafka.bootstrap, "--url", f"http://127.0.0.1:{port}/v1/embeddings"]
     topics = ["--requests", REQUESTS, "--replies", replies, "--batch", str(BATCH)]
     log_file = kafka.plan.folder / "plain_consumer.log"
-    part = Program("loadtest.bench.programs.plain_consumer", [*where, *topics], log_file)
+    part = Program("loadtest.lab.bench.programs.plain_consumer", [*where, *topics], log_file)
     part.launch()
     try:
         async with asyncio.timeout(100):

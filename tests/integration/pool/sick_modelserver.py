@@ -16,7 +16,7 @@ import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from typing_extensions import override
 
-from loadtest.bench.programs.instant_modelserver import DIMENSIONS, InstantModelServer
+from loadtest.stack.instant_modelserver import DIMENSIONS, InstantModelServer
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc
 

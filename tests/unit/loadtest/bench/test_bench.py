@@ -2,14 +2,14 @@
 
 import pytest
 
-from loadtest.bench.calls import front_door
-from loadtest.bench.engine.one_by_one import figures
-from loadtest.bench.figures import Figure
-from loadtest.bench.records import growth
-from loadtest.bench.records.kafka_through import rate
-from loadtest.bench.setting import Progress, between, cpu_us_per_query
-from loadtest.bench.sides import Turn
-from loadtest.bench.turns import Medians
+from loadtest.lab.bench.calls import front_door
+from loadtest.lab.bench.engine.one_by_one import figures
+from loadtest.lab.bench.figures import Figure
+from loadtest.lab.bench.records import growth
+from loadtest.lab.bench.records.kafka_through import rate
+from loadtest.lab.bench.setting import Progress, between, cpu_us_per_query
+from loadtest.lab.bench.sides import Turn
+from loadtest.lab.bench.turns import Medians
 
 
 def test_cpu_time_is_taken_from_the_steady_part() -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.bench.generation.beside_vllm import TINY_BOUNDS, figures
-from loadtest.bench.generation.sides import Turn
-from loadtest.bench.generation.streams import Asked, hear
-from loadtest.bench.turns import Medians
+from loadtest.lab.bench.generation.beside_vllm import TINY_BOUNDS, figures
+from loadtest.lab.bench.generation.sides import Turn
+from loadtest.lab.bench.generation.streams import Asked, hear
+from loadtest.lab.bench.turns import Medians
 from loadtest.stack.errors import StackError
 
 TURN = Turn(100.0, 0.1, 0.2, 0.01, 0.02, 50.0, 20.0, 5.0)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.bench.gpu.engines import DIRECT, NO_GRAPHS, V1, V2, Engine
-from loadtest.bench.gpu.verdicts import graphs, knee, verdicts
+from loadtest.lab.bench.gpu.engines import DIRECT, NO_GRAPHS, V1, V2, Engine
+from loadtest.lab.bench.gpu.verdicts import graphs, knee, verdicts
 
 CORE = Engine(
     "minilm",

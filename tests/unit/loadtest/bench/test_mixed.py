@@ -7,9 +7,9 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from loadtest.bench.figures import Figure
-from loadtest.bench.mixed.measure import share_figures, shares_plot
-from loadtest.bench.mixed.requests import Heard, Lengths, Task
+from loadtest.lab.bench.figures import Figure
+from loadtest.lab.bench.mixed.measure import share_figures, shares_plot
+from loadtest.lab.bench.mixed.requests import Heard, Lengths, Task
 
 LENGTHS = Lengths((32, 128), (8, 56))
 

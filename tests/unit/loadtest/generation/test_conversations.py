@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadtest.generation.conversations import Load, converse
+from loadtest.lab.generation.conversations import Load, converse
 
 
 def test_servers_compute_less_of_conversations_that_come_back_to_them() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadtest.generation.decode import DecodeCurve, through
-from loadtest.generation.engine import Server, generate
-from loadtest.generation.limits import Fixed
-from loadtest.generation.work import Work, at_once
+from loadtest.lab.generation.decode import DecodeCurve, through
+from loadtest.lab.generation.engine import Server, generate
+from loadtest.lab.generation.limits import Fixed
+from loadtest.lab.generation.work import Work, at_once
 
 CURVE = DecodeCurve(0.010, 0.001, 0.0001)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from loadtest.generation.live.drive import Fixed, Measured, Static, drive
-from loadtest.generation.work import Work, at_once
+from loadtest.lab.generation.live.drive import Fixed, Measured, Static, drive
+from loadtest.lab.generation.work import Work, at_once
 from modelserver.engines.engine import EngineLoad, NewTokens, StepLoad
 from protos.modelserver.v1 import modelserver_pb2 as pb
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.generation.memory import (
+from loadtest.lab.generation.memory import (
     linear_batch,
     safety_buffer_tokens,
 )

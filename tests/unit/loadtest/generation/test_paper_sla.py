@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aggregator.scheduler.budget.sla import SlaController, SlaPolicy
-from loadtest.generation.paper_sla import PaperController, PaperPolicy
+from loadtest.simulate.paper_sla import PaperController, PaperPolicy
 from protos.modelserver.v1.curve import Curve, Rule
 
 POLICY = PaperPolicy(64, 4096, 4096)

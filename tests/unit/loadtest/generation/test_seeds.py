@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from loadtest.generation.engine import Server, generate
-from loadtest.generation.lengths_vary import Way, throughput
-from loadtest.generation.limits import ByPaper, Fixed
-from loadtest.generation.memory_and_sla import FIGURE_3, TABLE_1, TARGET_S, figure_3, memory_limit, table_1
-from loadtest.generation.work import around, at_once
+from loadtest.lab.generation.engine import Server, generate
+from loadtest.lab.generation.lengths_vary import Way, throughput
+from loadtest.lab.generation.limits import ByPaper, Fixed
+from loadtest.lab.generation.memory_and_sla import FIGURE_3, TABLE_1, TARGET_S, figure_3, memory_limit, table_1
+from loadtest.lab.generation.work import around, at_once
 
 
 def test_figure_3_rises_ever_more_slowly_and_passes_through_what_is_printed() -> None:

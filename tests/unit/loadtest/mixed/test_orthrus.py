@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.mixed import orthrus
-from loadtest.mixed.server import Task
+from loadtest.lab.mixed import orthrus
+from loadtest.lab.mixed.server import Task
 
 
 def test_one_printed_figure_is_fitted_and_the_other_follows() -> None:

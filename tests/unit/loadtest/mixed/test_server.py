@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.mixed.policies import Floor, Policy, Proportional, Waiting
-from loadtest.mixed.run import Fleet, all_of, split
-from loadtest.mixed.server import Apart, Engine, Request, Server, Task
+from loadtest.lab.mixed.policies import Floor, Policy, Proportional, Waiting
+from loadtest.lab.mixed.run import Fleet, all_of, split
+from loadtest.lab.mixed.server import Apart, Engine, Request, Server, Task
 from modelserver.scheduler.step_tokens import StepCost
 
 COST = StepCost(0.01, 0.0004, 0.0002)

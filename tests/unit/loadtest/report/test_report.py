@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.__main__ import main
-from loadtest.report.load import Effort, pods_needed
+from loadtest.lab.report.load import Effort, pods_needed
 from loadtest.simulate.scenario import Kind
 
 

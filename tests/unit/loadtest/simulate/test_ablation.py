@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.__main__ import main
+from loadtest.lab.ablation import Run, Trial, bears_on, policies
 from loadtest.simulate import cases
-from loadtest.simulate.ablation import Run, Trial, bears_on, policies
 from loadtest.simulate.core_aggregator import Mechanism
 from loadtest.simulate.outcome import Outcome
 from loadtest.simulate.scenario import Scenario

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from loadtest.__main__ import main
+from loadtest.lab.sweep import SWEPT_ON, best, compare, settings
 from loadtest.simulate import cases, curves
 from loadtest.simulate.clock import Noise
 from loadtest.simulate.core_aggregator import Mechanism
@@ -22,7 +23,6 @@ from loadtest.simulate.pool import Pool
 from loadtest.simulate.scaling import Autoscale, HpaPolicy
 from loadtest.simulate.scenario import Fault, FaultKind, Kind, Policy, Scenario
 from loadtest.simulate.simulation import simulate
-from loadtest.simulate.sweep import SWEPT_ON, best, compare, settings
 from protos.modelserver.v1.curve import Curve, Rule
 
 SHORT = Scenario("short", Steady(1500.0), 3.0, deadline_s=1.0, warm_up_s=0.0)

