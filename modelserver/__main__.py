@@ -25,6 +25,7 @@ from modelserver.engines import process_env
 from modelserver.engines.choice import tasks_of
 from modelserver.model_files import ModelFiles
 from modelserver.settings import ENV_PREFIX, ModelServerSettings
+from modelserver.tokenizer_check import check_tokenizer, compare_tokenizer
 
 if TYPE_CHECKING:
     from modelserver.profile.measure import Profile
@@ -93,11 +94,13 @@ def prepare(settings: ModelServerSettings) -> ModelFiles:
 def _check(settings: ModelServerSettings) -> int:
     files = prepare(settings)
     if settings.engine.kind == "synthetic":
-        model_files.check_tokenizer(files)
+        check_tokenizer(files)
     elif "embed" in tasks_of(settings, files) and "generate" not in tasks_of(settings, files):
         from modelserver.engines import choice  # noqa: PLC0415 - what only this command needs
 
         choice.check(settings, files)
+    else:
+        compare_tokenizer(files, trust_remote_code=bool(settings.engine.vllm_options.get("trust_remote_code")))
     tasks = ", ".join(sorted(tasks_of(settings, files)))
     print(as_text(settings), end="")  # noqa: T201 - to the person who asked
     print(f"# model {settings.served_name}, revision {files.revision}, from {files.path}: {tasks}")  # noqa: T201

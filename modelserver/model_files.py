@@ -12,8 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from modelserver.errors import CannotStart
 from protos.modelserver.v1.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
 
@@ -139,20 +137,6 @@ def with_adapter(files: ModelFiles, adapter: Path, revision: str) -> ModelFiles:
         query_prompt=_prompt(sentence, _QUERY_PROMPTS),
         document_prompt=_prompt(sentence, _DOCUMENT_PROMPTS),
     )
-
-
-def check_tokenizer(files: ModelFiles) -> None:
-    """Load the tokenizer as an aggregator would. Raises CannotStart if it cannot be loaded or is another model's."""
-    try:
-        known = Tokenizer.from_buffer(files.tokenizer[TOKENIZER_FILE]).get_vocab(with_added_tokens=False)
-    except Exception as error:
-        raise CannotStart(f"the tokenizer of {files.path} cannot be loaded: {error}") from error
-    largest = max(known.values(), default=0)
-    if largest >= files.vocabulary_size > 0:
-        raise CannotStart(
-            f"the tokenizer of {files.path} has token {largest}, and the model knows {files.vocabulary_size}: it is"
-            " another model's"
-        )
 
 
 def _bundled() -> Path:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from modelserver.errors import CannotStart
-from modelserver.model_files import ModelFiles, check_tokenizer
+from modelserver.model_files import ModelFiles
+from modelserver.tokenizer_check import check_tokenizer
 
 _GIB = 1 << 30
 _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I32": 4, "I64": 8}

@@ -19,6 +19,7 @@ from modelserver.engines.threads import StepThreads
 from modelserver.errors import CannotStart, ModelServerError
 from modelserver.model_files import ModelFiles
 from modelserver.settings import ModelServerSettings
+from modelserver.tokenizer_check import compare_tokenizer
 
 if TYPE_CHECKING:
     from modelserver.engines.core import CoreEngine, LoadOptions
@@ -145,6 +146,7 @@ def _loaded(load: Callable[[LoadOptions], L], settings: ModelServerSettings, fil
     from modelserver.engines.core import LoadOptions  # noqa: PLC0415 - loaded by now
 
     engine = settings.engine
+    compare_tokenizer(files, trust_remote_code=bool(engine.vllm_options.get("trust_remote_code")))
     options = LoadOptions(
         model_path=str(files.path),
         dtype=None if engine.dtype == "auto" else engine.dtype,

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from modelserver import model_files
 from modelserver.errors import CannotStart
+from modelserver.tokenizer_check import check_tokenizer
 from protos.modelserver.v1.fingerprint import tokenizer_fingerprint
 
 TOKENIZER = json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}})
@@ -36,7 +37,7 @@ def test_the_default_model_is_the_minilm_of_its_wheel() -> None:
     assert (files.vocabulary_size, files.hidden_size, files.max_input_tokens) == (30522, 384, 256)
     assert files.normalizes
     assert files.revision.startswith("sha256:")
-    model_files.check_tokenizer(files)
+    check_tokenizer(files)
 
 
 def test_a_hub_name_is_found_in_the_cache_with_its_commit_as_revision(
@@ -78,7 +79,7 @@ def test_a_model_that_lacks_a_file_is_refused(model: Path, name: str, content: s
 def test_a_broken_tokenizer_is_named(model: Path) -> None:
     (model / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(CannotStart, match="cannot be loaded"):
-        model_files.check_tokenizer(model_files.read(model, ""))
+        check_tokenizer(model_files.read(model, ""))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+"""A tokenizer.json whose model has other files with an effect on tokens is refused, with a text that differs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelserver import model_files
+from modelserver.errors import CannotStart
+from modelserver.tokenizer_check import compare_tokenizer
+
+pytestmark = pytest.mark.timeout(120)  # transformers, and torch with it, are imported once
+pytest.importorskip("transformers")
+
+FILES = ("config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    for name in FILES:
+        shutil.copy(model_files.locate("", "") / name, tmp_path / name)
+    return tmp_path
+
+
+def change(folder: Path, name: str, **entries: Any) -> None:
+    file = folder / name
+    content = json.loads(file.read_bytes()) if file.is_file() else {}
+    file.write_text(json.dumps({**content, **entries}), encoding="utf-8")
+
+
+def make_cased(folder: Path) -> None:
+    """As the tokenizer of a cased BERT."""
+    normalizer = json.loads((folder / "tokenizer.json").read_bytes())["normalizer"]
+    change(folder, "tokenizer.json", normalizer={**normalizer, "lowercase": False})
+    change(folder, "tokenizer_config.json", do_lower_case=False)
+
+
+def compare(folder: Path) -> None:
+    compare_tokenizer(model_files.read(folder, "r1"), trust_remote_code=False)
+
+
+def test_a_tokenizer_that_is_whole_in_its_file_passes(model: Path) -> None:
+    compare(model)
+
+
+def test_one_whose_texts_are_lowered_for_sentence_transformers_passes_and_lowers(model: Path) -> None:
+    make_cased(model)
+    compare(model)
+    change(model, "sentence_bert_config.json", do_lower_case=True, max_seq_length=64)
+    compare(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "text"),
+    [
+        ("tokenizer_config.json", {"do_lower_case": False}, "UPPER Case"),
+        ("tokenizer_config.json", {"strip_accents": False}, "Crème brûlée"),
+        ("tokenizer_config.json", {"tokenize_chinese_chars": False}, "東京都"),
+        ("sentence_bert_config.json", {"tokenizer_args": {"do_lower_case": False}}, "UPPER Case"),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"1": {"content": "words", "special": True}}},
+            "So words",
+        ),
+    ],
+)
+def test_an_effect_that_tokenizer_json_lacks_is_refused_with_the_text(
+    name: str, entries: dict[str, Any], text: str, model: Path
+) -> None:
+    change(model, name, **entries)
+    with pytest.raises(CannotStart, match=f"AutoTokenizer differ: the text '{text}.*save_pretrained"):
+        compare(model)
+
+
+@pytest.mark.parametrize("key", ["truncation", "padding"])
+def test_truncation_and_padding_in_tokenizer_json_have_no_effect(key: str, model: Path) -> None:
+    truncation = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
+    padding = {"strategy": {"Fixed": 32}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+               "pad_type_id": 0, "pad_token": "[PAD]"}  # fmt: skip
+    change(model, "tokenizer.json", **{key: {"truncation": truncation, "padding": padding}[key]})
+    compare(model)
+
+
+def test_a_tokenizer_that_transformers_cannot_load_is_refused(model: Path) -> None:
+    change(model, "tokenizer_config.json", tokenizer_class=7)
+    with pytest.raises(CannotStart, match="transformers cannot load the tokenizer"):
+        compare(model)
