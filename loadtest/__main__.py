@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from types import FrameType
 
 from k8s.process import heap
 
@@ -88,11 +91,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # What aiokafka retries it also logs as an error; what it gives up on it raises.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
-        with heap.frozen() if options.calls else nullcontext():
+        with _sigterm_as_interrupt(), heap.frozen() if options.calls else nullcontext():
             code: int = options.run(options)
     except KeyboardInterrupt:
         return 130
     return code
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Generator[None]:
+    """A command that SIGTERM ends stops what it started, as after Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():  # only that one hears of signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from loadtest.clients.grpc import GrpcRun, GrpcRunError
@@ -110,7 +109,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """The exit code: 0, 1 when something was lost or went wrong later, 2 when it could not start."""
-    signal.signal(signal.SIGTERM, _as_interrupt)
     plan = StackPlan(
         folder=options.data_dir,
         kafka=options.kafka,
@@ -278,10 +276,6 @@ class _Session:
             OUTPUT.print(complaint, style="yellow", markup=False)
         OUTPUT.print("Stopped")
         return complaints
-
-
-def _as_interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _python() -> str:

@@ -49,9 +49,10 @@ class Child:
             raise StackError(f"{self.name} ended with exit code {self.exit_code}. {advice}\n{self.log.tail()}")
 
     def terminate(self) -> None:
-        """SIGTERM, and no waiting. Does nothing to a process that has ended."""
+        """SIGTERM, and no waiting; a paused one goes on, to hear of it. Does nothing to a process that has ended."""
         if self._process.poll() is None:
             self._process.terminate()
+            self.resume()
 
     def stop(self, grace_s: float) -> int:
         """SIGTERM, and SIGKILL after `grace_s`; its exit code. Does nothing to a process that has ended."""

@@ -8,8 +8,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from loadtest.lab.bench import model_server
 from loadtest.lab.bench.calls import beside_backlog, front_door, live_page, one_in_flight, over_http, unary_cpu
-from loadtest.lab.bench.engine import model_server, one_by_one
 from loadtest.lab.bench.figures import RESULTS, Figure, append, table
 from loadtest.lab.bench.generation import beside_vllm, queued
 from loadtest.lab.bench.mixed import measure as mixed
@@ -38,7 +38,6 @@ BENCHES = {
     beside_backlog.NAME: beside_backlog.measure,
     growth.NAME: growth.measure,
     aggregator_cpu.ENCODINGS: aggregator_cpu.measure_encodings,
-    one_by_one.NAME: one_by_one.measure,
     live_page.NAME: live_page.measure,
     mixed.MID: mixed.measure_mid,
     mixed.SMOLLM2: mixed.measure_smollm2,

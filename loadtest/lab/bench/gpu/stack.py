@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
+from loadtest.lab.bench import model_server
 from loadtest.lab.bench.asked import Asked, asked
-from loadtest.lab.bench.engine import model_server
 from loadtest.lab.bench.figures import Figure
 from loadtest.lab.bench.peers import Peer
 from loadtest.lab.bench.records import kafka_through

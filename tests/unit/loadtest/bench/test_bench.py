@@ -3,13 +3,11 @@
 import pytest
 
 from loadtest.lab.bench.calls import front_door
-from loadtest.lab.bench.engine.one_by_one import figures
 from loadtest.lab.bench.figures import Figure
 from loadtest.lab.bench.records import growth
 from loadtest.lab.bench.records.kafka_through import rate
 from loadtest.lab.bench.setting import Progress, between, cpu_us_per_query
 from loadtest.lab.bench.sides import Turn
-from loadtest.lab.bench.turns import Medians
 
 
 def test_cpu_time_is_taken_from_the_steady_part() -> None:
@@ -28,19 +26,6 @@ def test_replies_are_timed_from_the_first_that_were_seen_and_without_them() -> N
 )
 def test_a_figure_knows_whether_it_keeps_its_bound(value: float, wanted: str, kept: bool) -> None:
     assert Figure("b", "f", value, "u", 1, wanted=wanted).kept is kept
-
-
-def test_batches_are_set_against_queries_one_by_one_turn_by_turn() -> None:
-    rates = {
-        "transformers_one_by_one": [10.0, 20.0, 15.0],
-        "vllm_by_1": [20.0, 20.0, 45.0],
-        "vllm_by_21": [40.0, 80.0, 60.0],
-    }
-    found = figures(rates, Medians("sequential", 3, ""))
-    values = {figure.figure: figure.value for figure in found}
-    assert values["transformers_one_by_one"] == 15.0
-    assert values["vllm_by_1_over_transformers"] == 2.0
-    assert (values["vllm_by_21"], values["vllm_by_21_over_transformers"]) == (60.0, 4.0)
 
 
 def test_each_peer_is_set_against_ours_turn_by_turn() -> None:

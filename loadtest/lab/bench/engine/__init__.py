@@ -1,1 +1,0 @@
-"""Benchmarks of the engine: by itself, behind the model server, and beside queries one by one."""
