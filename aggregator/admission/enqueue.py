@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -111,7 +112,7 @@ def _chat(model_revision: ModelRevision, request: Request, generation: Generated
     try:
         return (model_revision.generation_tokenizer.prompt(generation.messages),)
     except InvalidRequest as error:
-        request.fail(Failure.of(error))
+        request.fail(replace(Failure.of(error), field=generation.prompt_field))
         return (b"",)
 
 
@@ -120,13 +121,16 @@ def _prompt(model_revision: ModelRevision, request: Request, generation: Generat
         token_ids = model_revision.generation_tokenizer.without_special(token_ids)
     description = model_revision.description
     size = description.vocabulary_size
+    if token_ids and np.frombuffer(token_ids, np.int32).max() >= size:
+        message = f"a token id is not below {size}, the size of the vocabulary"
+        return Failure(Code.INVALID_ARGUMENT, message, field=generation.prompt_field)
     if any(token_id >= size for token_id in generation.sampling.stop_token_ids):
         field = "sampling.stop_token_ids"
         message = f"{field} holds an id that is not below {size}, the size of the vocabulary"
         return Failure(Code.INVALID_ARGUMENT, message, field=field)
     tokens = len(token_ids) // _ID_BYTES
     if not tokens:
-        return Failure(Code.INVALID_ARGUMENT, "the prompt has no tokens")
+        return Failure(Code.INVALID_ARGUMENT, "the prompt has no tokens", field=generation.prompt_field)
     if tokens >= description.max_input_tokens:
         return too_long(model_revision, request, f"{tokens} tokens")
     generation.begin(description.model_revision, token_ids, model_revision.generation_tokenizer.detokenizer(token_ids))
@@ -252,7 +256,8 @@ def too_long(model_revision: ModelRevision, request: Request, found: str) -> Fai
         "send less, or set truncate to TRUNCATE_END or TRUNCATE_START" if request.generation is None else "send less"
     )
     taken = f"{description.max_input_tokens} tokens" + ", those of the text included" * (request.generation is not None)
-    return Failure(Code.OUT_OF_RANGE, f"{found}: {description.model} takes {taken}; {remedy}")
+    field = "" if request.generation is None else request.generation.prompt_field
+    return Failure(Code.OUT_OF_RANGE, f"{found}: {description.model} takes {taken}; {remedy}", field=field)
 
 
 def _slices(counted: TokenBatch) -> Iterator[bytes]:

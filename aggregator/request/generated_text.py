@@ -50,6 +50,11 @@ class GeneratedText:
     _detokenizer: Detokenizer | None = None
 
     @property
+    def prompt_field(self) -> str:
+        """The field of the request that has the prompt."""
+        return "messages" if self.messages else "prompt"
+
+    @property
     def left_tokens(self) -> int:
         """New tokens that may still come; 0 if the request sets no limit."""
         return max(1, self.sampling.max_tokens - len(self.token_ids)) if self.sampling.max_tokens else 0

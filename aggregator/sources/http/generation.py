@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
-from aggregator.errors import Code
 from aggregator.request.generated_text import GeneratedText
 from aggregator.request.request import Failure, Request
 from aggregator.scheduler.work_item import Task
@@ -102,8 +101,6 @@ class ChatRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=_MAX_TOP_LOGPROBS)] | None = None
 
 
-_PROMPTS = ("", "token_ids")
-_OF_PROMPT = frozenset({Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE})
 _COPIED = (
     "max_tokens",
     "temperature",
@@ -223,13 +220,6 @@ def _content(message: ChatMessage, index: int) -> str:
     if content is None and message.role != "assistant":
         raise FieldError("the message has no content", f"messages[{index}].content")
     return content if isinstance(content, str) else "".join(part.text for part in content or ())
-
-
-def of_prompt(call: HttpGenerationCall, failure: Failure) -> Failure:
-    """A failure of a request that names no field, of one input: with the field that has it."""
-    if failure.field not in _PROMPTS or failure.code not in _OF_PROMPT:
-        return failure
-    return replace(failure, field="messages" if isinstance(call.asked, ChatRequest) else "prompt")
 
 
 @dataclass(frozen=True, slots=True)

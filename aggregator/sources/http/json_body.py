@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TypeVar, cast
 
 import msgspec
@@ -51,12 +52,12 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes | memoryview, inside: s
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise _half_a_character(bytes(data)) or FieldError(f"the body is not JSON in UTF-8: {error}") from None
     if not inside and _is_shallow(bytes(data)):
+        with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):  # in a part that has no schema
+            data = msgspec.json.encode(_asked(msgspec.json.decode(data)))
         try:
-            return decoder.decode(msgspec.json.encode(_asked(msgspec.json.decode(data))))
+            return decoder.decode(data)
         except msgspec.ValidationError as error:
             refusal = error
-        except (msgspec.DecodeError, RecursionError):  # deep in what the schema does not read
-            pass
     raise _refusal(refusal, inside) from None
 
 

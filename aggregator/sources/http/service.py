@@ -31,7 +31,7 @@ from aggregator.sources.http.embeddings import (
     timing_headers,
 )
 from aggregator.sources.http.errors import FieldError, HttpError, described, described_error
-from aggregator.sources.http.generation import GenerationReader, HttpGenerationCall, Writer, of_prompt
+from aggregator.sources.http.generation import GenerationReader, HttpGenerationCall, Writer
 from aggregator.sources.http.json_body import decode
 from aggregator.sources.response import is_large
 from aggregator.tokenizers.tokenizer import GenerationTokenizer
@@ -185,7 +185,7 @@ class OpenAIService:
                 break
         failure = request.failure if call.over else None
         if failure is not None and not (call.streams and generated is not None and generated.token_ids):
-            status, body, headers = described(of_prompt(call, failure))
+            status, body, headers = described(failure)
             return status, body, {**headers, "x-request-id": request.request_id}
         if not call.streams:
             return 200, writer.whole(), {"x-request-id": request.request_id}

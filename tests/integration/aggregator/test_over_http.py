@@ -134,6 +134,7 @@ async def test_a_chat_is_the_text_of_its_template_whole_or_streamed(aggregator: 
         (COMPLETIONS, {"prompt": ""}, "prompt"),
         (COMPLETIONS, {"prompt": "a " * 5000}, "prompt"),
         (COMPLETIONS, {"prompt": "a", "stop_token_ids": [30522]}, "stop_token_ids"),
+        (CHAT, {"messages": [{"role": "user", "content": "a"}], "stop_token_ids": [30522]}, "stop_token_ids"),
         (CHAT, {"messages": [{"role": "user", "content": "a " * 5000}]}, "messages"),
         ("/v1/embeddings", {"input": "a"}, "model"),
         (CHAT, {"messages": []}, "messages"),

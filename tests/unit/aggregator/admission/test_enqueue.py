@@ -265,10 +265,24 @@ def test_a_prompt_or_a_chat_is_queued_until_its_first_token_and_holds_what_its_n
     [
         (
             prompted("3 " * 30),
-            Failure(Code.OUT_OF_RANGE, "32 tokens: test-model takes 32 tokens, those of the text included; send less"),
+            Failure(
+                Code.OUT_OF_RANGE,
+                "32 tokens: test-model takes 32 tokens, those of the text included; send less",
+                field="prompt",
+            ),
         ),
-        (prompted("", messages=[Message(role="user")]), Failure(Code.INVALID_ARGUMENT, "the prompt has no tokens")),
-        (prompted("", messages=[Message(role="odd")]), Failure(Code.INVALID_ARGUMENT, "no such role")),
+        (
+            prompted("", messages=[Message(role="user")]),
+            Failure(Code.INVALID_ARGUMENT, "the prompt has no tokens", field="messages"),
+        ),
+        (
+            prompted("", messages=[Message(role="odd")]),
+            Failure(Code.INVALID_ARGUMENT, "no such role", field="messages"),
+        ),
+        (
+            prompted("999999"),
+            Failure(Code.INVALID_ARGUMENT, "a token id is not below 40000, the size of the vocabulary", field="prompt"),
+        ),
     ],
 )
 def test_a_prompt_that_leaves_no_room_for_a_text_or_says_nothing_is_refused(asked: Request, failure: Failure) -> None:

@@ -226,6 +226,12 @@ def test_half_a_character_in_a_message_and_in_a_name() -> None:
         embeddings(rb'{"input":"a","\ud800":1}')
 
 
+@pytest.mark.parametrize("value", [b'"\x9e"', b'"\\ud800"', b"[" * 5000 + b"]" * 5000, b"1e999", b"7" * 5000], ids=len)
+def test_a_field_that_is_not_known_may_hold_what_cannot_be_decoded(value: bytes) -> None:
+    with pytest.raises(FieldError, match=r"unknown field `wings`|half a character"):
+        embeddings(b'{"input":"a","wings":%b}' % value)
+
+
 def test_json_that_is_broken_elsewhere_is_no_half_character() -> None:
     with pytest.raises(FieldError, match="not JSON in UTF-8"):
         embeddings(rb'{"input":"\ud800"')
