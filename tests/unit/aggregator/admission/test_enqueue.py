@@ -281,7 +281,9 @@ def test_a_prompt_or_a_chat_is_queued_until_its_first_token_and_holds_what_its_n
         ),
         (
             prompted("999999"),
-            Failure(Code.INVALID_ARGUMENT, "a token id is not below 40000, the size of the vocabulary", field="prompt"),
+            Failure(
+                Code.INVALID_ARGUMENT, "a token id is not below 100000, the size of the vocabulary", field="prompt"
+            ),
         ),
     ],
 )
