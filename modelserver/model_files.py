@@ -126,9 +126,15 @@ def read(path: Path, revision: str) -> ModelFiles:
 def with_adapter(files: ModelFiles, adapter: Path, revision: str) -> ModelFiles:
     """The files of a model that embeds through a LoRA adapter: prompts and normalisation are the adapter's.
 
-    `revision` is the one that was set; empty: the model's, and a digest of the adapter.
+    `revision` is the one that was set; empty: the model's, and a digest of the adapter. Raises CannotStart for an
+    adapter whose texts are tokenized otherwise.
     """
     sentence = _mapping(adapter / "config_sentence_transformers.json")
+    if lowers(adapter) and not lowers(files.path):
+        raise CannotStart(
+            f"{adapter} lowers its texts (do_lower_case), and {files.path} does not: they share a tokenizer; serve the"
+            " adapter merged into a model of its own"
+        )
     return replace(
         files,
         adapter=adapter,

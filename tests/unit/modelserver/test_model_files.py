@@ -181,6 +181,16 @@ def test_a_tokenization_that_is_not_applied_is_refused(model: Path, name: str, c
         model_files.read(model, "")
 
 
+def test_an_adapter_whose_texts_are_lowered_is_refused_where_those_of_its_model_are_not(model: Path) -> None:
+    adapter = model / "adapter"
+    adapter.mkdir()
+    write(adapter, "adapter_config.json", {})
+    model_files.with_adapter(model_files.read(model, ""), adapter, "")
+    write(adapter, "sentence_bert_config.json", {"do_lower_case": True})
+    with pytest.raises(CannotStart, match="they share a tokenizer"):
+        model_files.with_adapter(model_files.read(model, ""), adapter, "")
+
+
 STRIP = {"type": "Strip", "strip_left": True, "strip_right": True}
 LOWERCASE = {"type": "Lowercase"}
 

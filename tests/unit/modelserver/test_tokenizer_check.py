@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from modelserver import model_files
 from modelserver.errors import CannotStart
-from modelserver.tokenizer_check import compare_tokenizer
+from modelserver.tokenizer_check import TEXTS, compare_tokenizer
 
 pytestmark = pytest.mark.timeout(120)  # transformers, and torch with it, are imported once
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 FILES = ("config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
@@ -89,3 +90,42 @@ def test_a_tokenizer_that_transformers_cannot_load_is_refused(model: Path) -> No
     change(model, "tokenizer_config.json", tokenizer_class=7)
     with pytest.raises(CannotStart, match="transformers cannot load the tokenizer"):
         compare(model)
+
+
+@pytest.mark.parametrize(
+    ("lower", "saved_again", "refused"), [(True, False, False), (False, True, False), (True, True, True)]
+)
+def test_a_cased_model_with_a_limit_has_the_tokens_of_sentence_transformers_or_is_refused(
+    lower: bool, saved_again: bool, refused: bool, model: Path, tmp_path: Path
+) -> None:
+    """In the old layout and the newest, whose tokenizer.json lowers and is loaded as one that does not."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    size = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    bert = transformers.BertConfig(vocab_size=30522, max_position_embeddings=512, **size)
+    transformers.BertModel(bert).save_pretrained(model)
+    make_cased(model)
+    change(model, "sentence_bert_config.json", do_lower_case=lower, max_seq_length=64)
+    kinds = (("", "Transformer"), ("1_Pooling", "Pooling"))
+    modules = [
+        {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for place, (path, kind) in enumerate(kinds)
+    ]
+    (model / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    (model / "1_Pooling").mkdir()
+    change(model / "1_Pooling", "config.json", word_embedding_dimension=8, pooling_mode_mean_tokens=True)
+    theirs = sentence_transformers.SentenceTransformer(str(model), device="cpu")
+    if saved_again:
+        model = tmp_path / "saved"
+        theirs.save(str(model))
+    if refused:
+        with pytest.raises(CannotStart, match="AutoTokenizer differ: the text 'UPPER Case"):
+            compare(model)
+        return
+    compare(model)
+    files = model_files.read(model, "r1")
+    assert files.max_input_tokens == theirs.max_seq_length == 64
+    ours = Tokenizer.from_buffer(files.tokenizer["tokenizer.json"])
+    ours.no_padding()
+    ours.enable_truncation(64)
+    for text in TEXTS:
+        assert ours.encode(text).ids == theirs.tokenizer(text, truncation=True)["input_ids"], text
