@@ -37,6 +37,12 @@ def test_the_template_may_stand_in_the_tokenizers_configuration(tmp_path: Path, 
     assert ChatTemplate(folder(tmp_path, config={"chat_template": found})).prompt(CHAT).startswith("[user]hi")
 
 
+def test_it_reads_the_name_of_an_author_who_has_one(tmp_path: Path) -> None:
+    template = "{% for each in messages %}{{ each.name if 'name' in each else '-' }} {% endfor %}"
+    chat = [Message(role="user", content="hi", name="ada"), Message(role="user", content="hi")]
+    assert ChatTemplate(folder(tmp_path, template)).prompt(chat) == "ada - "
+
+
 def test_special_tokens_are_known_to_it(tmp_path: Path) -> None:
     config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>"}
     assert ChatTemplate(folder(tmp_path, "{{ bos_token }}{{ eos_token }}", config)).prompt(CHAT) == "<s></s>"
