@@ -64,6 +64,7 @@ def values_schema() -> Schema:
     whole["required"] = list(whole["properties"])  # each has a default, so it is missing only where null took it away
     whole["properties"]["modelServer"] = {"$ref": "ModelServer"}
     whole["properties"]["global"] = {"type": "object", "description": "read by Helm, not by this chart"}
+    whole["properties"]["enabled"] = {"type": "boolean", "description": "for a parent chart's condition"}
     whole["$schema"] = "http://json-schema.org/draft-07/schema#"
     return dict(sorted(_draft7(whole).items()))
 

@@ -18,7 +18,7 @@ from tests.cluster.upgrades.stages import STAGES, set_by
 from tests.cluster.values import synthetic, vllm
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
-NO_EFFECT = {"global"}  # Helm's own; nothing of this chart reads it
+NO_EFFECT = {"enabled", "global"}  # Helm's own; nothing of this chart reads it
 ELSEWHERE = {"models.canary"}  # tests/cluster/test_canary.py looks at it under load
 
 

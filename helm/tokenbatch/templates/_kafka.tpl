@@ -6,8 +6,8 @@
 enabled: false
 {{- else -}}
 {{- $settings := deepCopy $kafka.config -}}
-{{- $servers := required "kafka.bootstrapServers must be set: host:port of your Kafka, several separated by commas" $kafka.bootstrapServers -}}
-{{- $_ := set $settings "bootstrap_servers" $servers -}}
+{{- $_ := include "tokenbatch.kafkaPorts" . -}}
+{{- $_ := set $settings "bootstrap_servers" $kafka.bootstrapServers -}}
 {{- if .Values.strimzi.enabled -}}
 {{- $_ := set $settings "create_topics" false -}}
 {{- end -}}
@@ -36,6 +36,34 @@ enabled: false
 {{- end -}}
 {{- end -}}
 
+{{/* The ports of the brokers: JSON of {items: [...]}. */}}
+{{- define "tokenbatch.kafkaPorts" -}}
+{{- $servers := required "kafka.bootstrapServers must be set: host:port of your Kafka, several separated by commas" .Values.kafka.bootstrapServers -}}
+{{- include "tokenbatch.ports" (list "kafka.bootstrapServers" $servers ":9092") -}}
+{{- end -}}
+
+{{/* The ports of servers that are separated by commas: (list "the.value" servers "the port, :N, of a server that names none"). */}}
+{{- define "tokenbatch.ports" -}}
+{{- $ports := list -}}
+{{- range splitList "," (index . 1) -}}
+{{- $server := trim . -}}
+{{- if $server -}}
+{{- if regexMatch `^(\[[0-9A-Fa-f:.%]+\]|[^\[\]:/\s]+)$` $server -}}
+{{- $server = printf "%s%s" $server (index $ 2) -}}
+{{- end -}}
+{{- $port := regexFind `:[0-9]{1,5}$` $server | trimPrefix ":" | atoi -}}
+{{- if not (and (regexMatch `^(\[[0-9A-Fa-f:.%]+\]|[^\[\]:/\s]+):[0-9]+$` $server) (gt $port 0) (lt $port 65536)) -}}
+{{- fail (printf "%s: %s is not host:port" (index $ 0) (trim .)) -}}
+{{- end -}}
+{{- $ports = append $ports $port -}}
+{{- end -}}
+{{- end -}}
+{{- if not $ports -}}
+{{- fail (printf "%s: %s names no server: give host:port" (index . 0) (index . 1)) -}}
+{{- end -}}
+{{- toJson (dict "items" (uniq $ports)) -}}
+{{- end -}}
+
 {{/* One volume with the Secrets for Kafka; nothing if the values name none. */}}
 {{- define "tokenbatch.kafkaVolume" -}}
 {{- $kafka := .Values.kafka -}}
@@ -45,18 +73,18 @@ enabled: false
     defaultMode: 0440
     sources:
       {{- with $kafka.saslPassword }}
-      - secret: {name: {{ .secretName }}, items: [{key: {{ .key }}, path: password}]}
+      - secret: {name: {{ .secretName | quote }}, items: [{key: {{ .key | quote }}, path: password}]}
       {{- end }}
       {{- with $kafka.saslToken }}
-      - secret: {name: {{ .secretName }}, items: [{key: {{ .key }}, path: token}]}
+      - secret: {name: {{ .secretName | quote }}, items: [{key: {{ .key | quote }}, path: token}]}
       {{- end }}
       {{- with $kafka.ca }}
-      - secret: {name: {{ .secretName }}, items: [{key: {{ .key }}, path: ca.crt}]}
+      - secret: {name: {{ .secretName | quote }}, items: [{key: {{ .key | quote }}, path: ca.crt}]}
       {{- end }}
       {{- with $kafka.clientCertificate }}
       - secret:
-          name: {{ .secretName }}
-          items: [{key: {{ default "tls.crt" .certKey }}, path: tls.crt}, {key: {{ default "tls.key" .keyKey }}, path: tls.key}]
+          name: {{ .secretName | quote }}
+          items: [{key: {{ default "tls.crt" .certKey | quote }}, path: tls.crt}, {key: {{ default "tls.key" .keyKey | quote }}, path: tls.key}]
       {{- end }}
 {{- end -}}
 {{- end -}}
@@ -82,17 +110,17 @@ enabled: false
     sources:
       {{- with $door.tls }}
       - secret:
-          name: {{ .secretName }}
-          items: [{key: {{ default "tls.crt" .certKey }}, path: tls.crt}, {key: {{ default "tls.key" .keyKey }}, path: tls.key}]
+          name: {{ .secretName | quote }}
+          items: [{key: {{ default "tls.crt" .certKey | quote }}, path: tls.crt}, {key: {{ default "tls.key" .keyKey | quote }}, path: tls.key}]
       {{- end }}
       {{- with $door.clientCa }}
-      - secret: {name: {{ .secretName }}, items: [{key: {{ .key }}, path: client-ca.crt}]}
+      - secret: {name: {{ .secretName | quote }}, items: [{key: {{ .key | quote }}, path: client-ca.crt}]}
       {{- end }}
       {{- with $door.tokens }}
-      - secret: {name: {{ .secretName }}, items: [{key: {{ .key }}, path: tokens}]}
+      - secret: {name: {{ .secretName | quote }}, items: [{key: {{ .key | quote }}, path: tokens}]}
       {{- end }}
       {{- with $door.jwks }}
-      - secret: {name: {{ .secretName }}, items: [{key: {{ .key }}, path: jwks.json}]}
+      - secret: {name: {{ .secretName | quote }}, items: [{key: {{ .key | quote }}, path: jwks.json}]}
       {{- end }}
 {{- end -}}
 {{- end -}}

@@ -4,62 +4,80 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 38 | trimSuffix "-" -}}
 {{- end -}}
 
+{{/* What the names of all objects begin with. A Service's name begins with a letter and has no dot; a release's name may be otherwise. */}}
 {{- define "tokenbatch.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 38 | trimSuffix "-" -}}
-{{- else -}}
 {{- $name := include "tokenbatch.name" . -}}
-{{- if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 38 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 38 | trimSuffix "-" -}}
+{{- $full := .Values.fullnameOverride -}}
+{{- if not $full -}}
+{{- $release := .Release.Name | replace "." "-" -}}
+{{- $both := ternary (list $name $release) (list $release $name) (regexMatch "^[0-9]" $release) -}}
+{{- $full = ternary $release (join "-" $both) (contains $name $release) -}}
+{{- if regexMatch "^[0-9]" $full -}}
+{{- $full = printf "%s-%s" .Chart.Name $full -}}
 {{- end -}}
 {{- end -}}
+{{- $full = $full | trunc 38 | trimSuffix "-" -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $full) -}}
+{{- fail (printf "objects would be called %s, which no Service may be called: set fullnameOverride to small letters, digits and -, with a letter at the start" $full) -}}
+{{- end -}}
+{{- $full -}}
 {{- end -}}
 
 {{/* The labels that select this release's pods, or those of one component: (list $ "aggregator"). */}}
 {{- define "tokenbatch.selector" -}}
 {{- $root := index . 0 -}}
-app.kubernetes.io/name: {{ include "tokenbatch.name" $root }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
-{{- with index . 1 }}
-app.kubernetes.io/component: {{ . }}
-{{- end }}
+{{- $labels := dict "app.kubernetes.io/name" (include "tokenbatch.name" $root) "app.kubernetes.io/instance" $root.Release.Name -}}
+{{- with index . 1 -}}
+{{- $_ := set $labels "app.kubernetes.io/component" . -}}
+{{- end -}}
+{{- toYaml $labels -}}
 {{- end -}}
 
-{{/* All labels of an object: (list $ "aggregator"). */}}
+{{/* All labels of an object: (list $ "aggregator"), and labels of the values that are added to commonLabels. */}}
 {{- define "tokenbatch.labels" -}}
 {{- $root := index . 0 -}}
-{{ include "tokenbatch.podLabels" . }}
-app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
-helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- $chart := printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" -}}
+{{- $labels := dict "app.kubernetes.io/version" $root.Chart.AppVersion "helm.sh/chart" $chart -}}
+{{- toYaml (merge (include "tokenbatch.labelsOfPods" . | fromJson) $labels) -}}
 {{- end -}}
 
-{{/* All labels of a pod: (list $ "aggregator"). None has the chart's version, or each new version would replace every pod. */}}
+{{/* All labels of a pod, in the same way. None has the chart's version, or each new version would replace every pod. */}}
 {{- define "tokenbatch.podLabels" -}}
+{{- toYaml (include "tokenbatch.labelsOfPods" . | fromJson) -}}
+{{- end -}}
+
+{{/* The same as JSON, which holds any string. */}}
+{{- define "tokenbatch.labelsOfPods" -}}
 {{- $root := index . 0 -}}
-{{ include "tokenbatch.selector" . }}
-app.kubernetes.io/managed-by: {{ $root.Release.Service }}
-app.kubernetes.io/part-of: tokenbatch
-{{- with $root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $own := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/part-of" "tokenbatch/model" "tokenbatch/scrape" "strimzi.io/cluster" -}}
+{{- $labels := include "tokenbatch.selector" . | fromYaml -}}
+{{- $_ := set $labels "app.kubernetes.io/managed-by" $root.Release.Service -}}
+{{- $_ := set $labels "app.kubernetes.io/part-of" "tokenbatch" -}}
+{{- range $given := prepend (slice . 2) $root.Values.commonLabels -}}
+{{- range $key, $value := $given -}}
+{{- if has $key $own -}}
+{{- fail (printf "labels: %s: %s is given, but objects are selected by this label, which only the chart sets: take it out of the values" $key $value) -}}
+{{- end -}}
+{{- $_ := set $labels $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $labels -}}
 {{- end -}}
 
 {{/* The labels that select one model's pods: (list $ $model). */}}
 {{- define "tokenbatch.modelSelector" -}}
 {{ include "tokenbatch.selector" (list (index . 0) "model-server") }}
-tokenbatch/model: {{ (index . 1).slug }}
+tokenbatch/model: {{ (index . 1).slug | quote }}
 {{- end -}}
 
 {{- define "tokenbatch.modelLabels" -}}
 {{ include "tokenbatch.labels" (list (index . 0) "model-server") }}
-tokenbatch/model: {{ (index . 1).slug }}
+tokenbatch/model: {{ (index . 1).slug | quote }}
 {{- end -}}
 
 {{- define "tokenbatch.modelPodLabels" -}}
-{{ include "tokenbatch.podLabels" (list (index . 0) "model-server") }}
-tokenbatch/model: {{ (index . 1).slug }}
+{{ include "tokenbatch.podLabels" (list (index . 0) "model-server" (index . 1).podLabels) }}
+tokenbatch/model: {{ (index . 1).slug | quote }}
 {{- end -}}
 
 {{/* Write the second mapping over the first, in place. Unlike mergeOverwrite, this keeps 0, false and the empty string; null removes. */}}

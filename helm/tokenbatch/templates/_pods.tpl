@@ -84,10 +84,10 @@ imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with $pods.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with $pods.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with $pods.nodeSelector }}
 nodeSelector:
@@ -161,14 +161,20 @@ startupProbe:
   failureThreshold: {{ max 1 (ceil (divf (index . 1) 5)) }}
 {{- end -}}
 
-{{/* The environment variables of the values. */}}
+{{/* The chart's environment variables, and those of the values, which replace variables of the same names: (list own given). */}}
 {{- define "tokenbatch.env" -}}
 {{- $seen := dict -}}
-{{- range . -}}
+{{- range index . 1 -}}
 {{- if hasKey $seen .name -}}
 {{- fail (printf "env: %s is given twice" .name) -}}
 {{- end -}}
 {{- $_ := set $seen .name true -}}
 {{- end -}}
-{{- toYaml . -}}
+{{- $all := list -}}
+{{- range index . 0 -}}
+{{- if not (hasKey $seen .name) -}}
+{{- $all = append $all . -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml (concat $all (index . 1)) -}}
 {{- end -}}

@@ -4,7 +4,8 @@
 {{- $redis := .Values.redis -}}
 {{- $settings := deepCopy $redis.config -}}
 {{- $_ := set $settings "enabled" true -}}
-{{- $_ := set $settings "servers" (required "redis.servers must be set: host:port of your Redis" $redis.servers) -}}
+{{- $_ := include "tokenbatch.redisPorts" . -}}
+{{- $_ := set $settings "servers" $redis.servers -}}
 {{- if $redis.password -}}
 {{- $_ := set $settings "user" (merge (dict "password_file" "/etc/tokenbatch/redis/password") (default dict $settings.user)) -}}
 {{- end -}}
@@ -22,6 +23,11 @@
 {{- toYaml $settings -}}
 {{- end -}}
 
+{{/* The ports of the Redis servers: JSON of {items: [...]}. Redis has no port that goes without saying. */}}
+{{- define "tokenbatch.redisPorts" -}}
+{{- include "tokenbatch.ports" (list "redis.servers" (required "redis.servers must be set: host:port of your Redis" .Values.redis.servers) "") -}}
+{{- end -}}
+
 {{/* One volume with the Secrets for Redis; nothing if the values name none. */}}
 {{- define "tokenbatch.redisVolume" -}}
 {{- $redis := .Values.redis -}}
@@ -31,15 +37,15 @@
     defaultMode: 0440
     sources:
       {{- with $redis.password }}
-      - secret: {name: {{ .secretName }}, items: [{key: {{ .key }}, path: password}]}
+      - secret: {name: {{ .secretName | quote }}, items: [{key: {{ .key | quote }}, path: password}]}
       {{- end }}
       {{- with $redis.ca }}
-      - secret: {name: {{ .secretName }}, items: [{key: {{ .key }}, path: ca.crt}]}
+      - secret: {name: {{ .secretName | quote }}, items: [{key: {{ .key | quote }}, path: ca.crt}]}
       {{- end }}
       {{- with $redis.clientCertificate }}
       - secret:
-          name: {{ .secretName }}
-          items: [{key: {{ default "tls.crt" .certKey }}, path: tls.crt}, {key: {{ default "tls.key" .keyKey }}, path: tls.key}]
+          name: {{ .secretName | quote }}
+          items: [{key: {{ default "tls.crt" .certKey | quote }}, path: tls.crt}, {key: {{ default "tls.key" .keyKey | quote }}, path: tls.key}]
       {{- end }}
 {{- end -}}
 {{- end -}}
