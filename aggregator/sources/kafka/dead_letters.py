@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 
@@ -30,6 +30,7 @@ _TOO_LARGE = (MessageSizeTooLargeError, RecordTooLargeError)
 class DeadLetter:
     """A record to keep, and why; `since_unix_s` is the time of its first failure.
 
+    `reply`: what Kafka refused, if a later attempt may succeed. `delayed`: the dead letter was refused as well.
     `omits_value`: the record was too large for the dead-letter topic. Its size and SHA-256 go instead of its value, and
     key and headers only if they are small.
     """
@@ -40,6 +41,8 @@ class DeadLetter:
     attempts: int = 1
     since_unix_s: float = 0.0
     omits_value: bool = False
+    reply: OutgoingRecord | None = None
+    delayed: bool = False
 
     def record(self, group_id: str) -> OutgoingRecord:
         value, key = self.in_flight.value or b"", self.in_flight.key
@@ -72,7 +75,8 @@ class DeadLetters:
     """Writes dead letters in the background, all that wait for a topic at a time.
 
     A record is completed once its dead letter is acknowledged. One that cannot be written holds the commits of
-    its record's partition until it can; a topic with many that wait is `full`: it is paused, and no other is.
+    its record's partition until it can, or until the reply that it replaces is written after all: each further try
+    begins with the reply. A topic with many that wait is `full`: it is paused, and no other is.
     """
 
     settings: KafkaSettings
@@ -112,9 +116,14 @@ class DeadLetters:
 
     async def _write(self, letters: list[DeadLetter]) -> list[DeadLetter]:
         """Write dead letters; returns those to retry, after a pause if only time can help."""
+        topic = letters[0].in_flight.topic + DEAD_LETTER_SUFFIX
         left = dict.fromkeys(letters)
         reason: Exception | None = None
         try:
+            async for letter in self._replied_after_all(letters):
+                letter.in_flight.committed_offset.complete(letter.in_flight)
+                del left[letter]
+            letters = list(left)
             async for delivered in self.producer.send([letter.record(self.settings.group_id) for letter in letters]):
                 for position, error in delivered:
                     letter = letters[position]
@@ -131,11 +140,20 @@ class DeadLetters:
         except Exception as unforeseen:  # noqa: BLE001 - after any error, what holds commits must not be lost
             reason = unforeseen
         if reason is not None:
-            topic = letters[0].in_flight.topic + DEAD_LETTER_SUFFIX
             details = {"topic": topic, "count": len(left), "error": repr(reason)}
             _LOG.error("dead letters cannot be written, commits are held", extra=details)
+            for letter in left:
+                letter.delayed = True
             await asyncio.sleep(_PAUSE_S)
         return list(left)
+
+    async def _replied_after_all(self, letters: list[DeadLetter]) -> AsyncIterator[DeadLetter]:
+        delayed = [(letter, letter.reply) for letter in letters if letter.delayed and letter.reply is not None]
+        if delayed:
+            async for delivered in self.producer.send([reply for _, reply in delayed]):
+                for position, error in delivered:
+                    if error is None:
+                        yield delayed[position][0]
 
     def _watch_full(self) -> None:
         full = frozenset(topic for topic, letters in self._waiting.items() if len(letters) >= _MOST_WAITING)

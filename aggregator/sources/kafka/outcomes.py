@@ -68,7 +68,7 @@ class Outcomes:
                 replies = encode_replies(live, self.settings.group_id, self.clock())
                 async for delivered in self.producer.send(replies):
                     for position, error in delivered:
-                        self._free_offset(live[position], error)
+                        self._free_offset(live[position], replies[position], error)
                         del left[live[position]]
                     yield [live[position] for position, _ in delivered]
                 async for delivered in self.producer.send(last_deltas):
@@ -76,10 +76,10 @@ class Outcomes:
         if left:
             yield tuple(left)
 
-    def _free_offset(self, request: Request, error: Exception | None) -> None:
+    def _free_offset(self, request: Request, reply: OutgoingRecord, error: Exception | None) -> None:
         in_flight = record_of(request)
         if error is not None:
-            letter = self._unwritten(in_flight, in_flight.route.topic, error)
+            letter = self._unwritten(in_flight, reply, error)
             request.overrule(Failure(letter.code, letter.message))
         elif request.failed and (failure := internal_failure(request)) is not None:
             self.dead_letters.add(DeadLetter(in_flight, failure.code, failure.message, failure.attempts))
@@ -93,28 +93,30 @@ class Outcomes:
         codes: Counter[Code] = Counter()
         for each in refused:
             if each.route is None:
-                codes[self._refusal_ended(each, None)] += 1
+                codes[self._refusal_ended(each, None, None)] += 1
         with contextlib.suppress(ProducerClosed):
             replies = [encode_refusal(each, self.settings.group_id) for each in answered]
             async for delivered in self.producer.send(replies):
                 for position, error in delivered:
-                    codes[self._refusal_ended(answered[position], error)] += 1
+                    codes[self._refusal_ended(answered[position], replies[position], error)] += 1
         self.metrics.answered(KAFKA, codes, [self.clock() - started_s] * codes.total())
 
-    def _refusal_ended(self, refused: Refused, error: Exception | None) -> Code:
+    def _refusal_ended(self, refused: Refused, reply: OutgoingRecord | None, error: Exception | None) -> Code:
         in_flight = refused.in_flight
-        if refused.dead_letter or refused.route is None:
+        if refused.dead_letter or reply is None:
             self.dead_letters.add(DeadLetter(in_flight, refused.error.code, str(refused.error)))
         elif error is not None:
-            return self._unwritten(in_flight, refused.route.topic, error).code
+            return self._unwritten(in_flight, reply, error).code
         else:
             in_flight.committed_offset.complete(in_flight)
         return refused.error.code
 
-    def _unwritten(self, in_flight: InFlightRecord, topic: str, error: Exception) -> DeadLetter:
-        self.metrics.replies_unwritten.add(1, _UNWRITTEN.get(type(error), Unwritten.REFUSED))
-        why = f"the reply could not be written to {topic}: {type(error).__name__}"
-        letter = DeadLetter(in_flight, Code.INTERNAL, why)
+    def _unwritten(self, in_flight: InFlightRecord, reply: OutgoingRecord, error: Exception) -> DeadLetter:
+        reason = _UNWRITTEN.get(type(error), Unwritten.REFUSED)
+        self.metrics.replies_unwritten.add(1, reason)
+        why = f"the reply could not be written to {reply.topic}: {type(error).__name__}"
+        curable = reason is not Unwritten.TOO_LARGE
+        letter = DeadLetter(in_flight, Code.INTERNAL, why, reply=reply if curable else None)
         self.dead_letters.add(letter)
         return letter
 

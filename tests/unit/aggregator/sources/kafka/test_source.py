@@ -112,6 +112,55 @@ async def test_a_dead_letter_that_cannot_be_written_holds_the_commit_and_tells_o
         assert first_s - began_s < 1
 
 
+DENIED = kafka_errors.TopicAuthorizationFailedError()
+
+
+@in_virtual_time
+async def test_a_reply_is_tried_again_before_a_delayed_dead_letter() -> None:
+    async with FakedSource().started() as faked:
+        faked.kafka.refusals.update({"out": DENIED, "in-dlt": DENIED})
+        await faked.complete(Failure(Code.OUT_OF_RANGE, "too long"), Failure(Code.OUT_OF_RANGE, "too long"))
+        await asyncio.sleep(30)
+        assert faked.kafka.committed[IN] == 0
+        faked.kafka.refusals.clear()
+        await faked.source.delivered()
+        await asyncio.sleep(1)
+        (reply,) = faked.written("out")
+        answer = pb.EmbedResponse.FromString(reply.value or b"")
+        assert (answer.request_id, answer.status.code, reply.key) == ("q", Code.OUT_OF_RANGE, b"k")
+        assert faked.written("in-dlt") == []
+        assert faked.kafka.committed[IN] == 1
+
+
+@in_virtual_time
+async def test_a_refusal_is_tried_again_before_a_delayed_dead_letter() -> None:
+    async with FakedSource().started() as faked:
+        faked.kafka.refusals.update({"out": DENIED, "in-dlt": DENIED})
+        faked.kafka.append(OutgoingRecord("in", 0, b"k", pb.EmbedRequest(request_id="r").SerializeToString(), []))
+        receiving = asyncio.create_task(faked.source.receive())
+        await asyncio.sleep(30)
+        faked.kafka.refusals.clear()
+        await faked.source.delivered()
+        (reply,) = faked.written("out")
+        assert pb.EmbedResponse.FromString(reply.value or b"").status.code == Code.INVALID_ARGUMENT
+        assert faked.written("in-dlt") == []
+        receiving.cancel()
+
+
+@in_virtual_time
+async def test_a_reply_that_stays_refused_delays_its_dead_letter_no_further() -> None:
+    async with FakedSource().started() as faked:
+        faked.kafka.refusals.update({"out": DENIED, "in-dlt": DENIED})
+        await faked.complete(Failure(Code.OUT_OF_RANGE, "too long"), Failure(Code.OUT_OF_RANGE, "too long"))
+        await asyncio.sleep(30)
+        del faked.kafka.refusals["in-dlt"]
+        await faked.source.delivered()
+        await asyncio.sleep(1)
+        assert faked.letter()["dlt-error-message"].startswith("the reply could not be written to out: ")
+        assert faked.written("out") == []
+        assert faked.kafka.committed[IN] == 1
+
+
 @in_virtual_time
 async def test_a_dead_letter_that_cannot_be_written_does_not_hold_what_was_completed_with_it() -> None:
     async with FakedSource().started() as faked:
