@@ -7,7 +7,7 @@ request in it, by the W3C `traceparent` of each.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -56,22 +56,31 @@ class Tracing:
         return self._messaging("send", topic, SpanKind.PRODUCER, count) if self.enabled else _NOTHING
 
     def process(
-        self, model: str, batch_id: str, *, queries: int, tokens: int, attempt: int, parents: Iterable[bytes | None]
+        self, model: str, batch_id: str, *, queries: int, tokens: int, attempt: int, requests: Iterable[Request]
     ) -> AbstractContextManager[None]:
-        """One batch from dispatch to completion; `parents` (its requests' `traceparent`s) are read only if traced."""
+        """One batch from dispatch to completion; `requests` are read only if traced.
+
+        It is a messaging span where all of them came from one broker.
+        """
         if not self.enabled:
             return _NOTHING
-        attributes: dict[str, str | int] = {
-            "messaging.system": "kafka",
-            "messaging.operation.name": "process",
-            "messaging.operation.type": "process",
-            "messaging.batch.message_count": queries,
+        origins = [(request.source.name, request.traceparent) for request in requests]
+        sources = sorted({source for source, _ in origins})
+        attributes: dict[str, str | int | Sequence[str]] = {
+            "tokenbatch.batch.sources": sources,
+            "tokenbatch.batch.queries": queries,
             "gen_ai.request.model": model,
             "tokenbatch.batch.id": batch_id,
             "tokenbatch.batch.tokens": tokens,
             "tokenbatch.batch.attempt": attempt,
         }
-        return self._open(f"process {model}", SpanKind.CONSUMER, attributes, links=_links(parents))
+        kind = SpanKind.INTERNAL
+        if sources in (["kafka"], ["redis"]):
+            kind = SpanKind.CONSUMER
+            attributes["messaging.system"] = sources[0]
+            attributes["messaging.operation.name"] = attributes["messaging.operation.type"] = "process"
+            attributes["messaging.batch.message_count"] = queries
+        return self._open(f"process {model}", kind, attributes, links=_links(parent for _, parent in origins))
 
     def generated(self, request: Request, generation: GeneratedText, now_s: float, failed: Code | None) -> None:
         """A generation that ended now (monotonic seconds), from its dispatch on, as a child of its request."""
@@ -143,7 +152,7 @@ class Tracing:
         self,
         name: str,
         kind: SpanKind,
-        attributes: Mapping[str, str | int],
+        attributes: Mapping[str, str | int | Sequence[str]],
         *,
         context: Context | None = None,
         links: list[Link] | None = None,

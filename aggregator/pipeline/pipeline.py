@@ -237,7 +237,7 @@ class Pipeline:
             queries=len(batch.items),
             tokens=batch.token_count,
             attempt=batch.attempt,
-            parents=(request_of(query).traceparent for query in queries),
+            requests=map(request_of, queries),
         ):
             finished = await self._runner.run(model_revision, engine, batch)
             self._has_room(model_revision)

@@ -10,9 +10,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from aggregator.observability.tracing import Tracing, remote_span
+from aggregator.request import request as names
+from aggregator.request.request import Request
+from tests.support.fake_source import GRPC, KAFKA, FakeSource, any_request
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{SPAN}-01"
+REDIS, HTTP = FakeSource(names.REDIS, refusable=False), FakeSource(names.HTTP, refusable=True)
 
 
 @pytest.fixture
@@ -29,7 +33,8 @@ def tracing(exporter: InMemorySpanExporter) -> Iterator[Tracing]:
 
 
 def process(tracing: Tracing, *parents: bytes | None) -> AbstractContextManager[None]:
-    return tracing.process("m", "b1", queries=2, tokens=9, attempt=0, parents=parents)
+    requests = [any_request(source=KAFKA, traceparent=parent) for parent in parents]
+    return tracing.process("m", "b1", queries=2, tokens=9, attempt=0, requests=requests)
 
 
 def only(exporter: InMemorySpanExporter) -> ReadableSpan:
@@ -47,6 +52,36 @@ def test_a_batch_links_every_request_once(tracing: Tracing, exporter: InMemorySp
     attributes = span.attributes or {}
     assert attributes["messaging.operation.type"] == "process"
     assert attributes["messaging.batch.message_count"] == 2
+
+
+@pytest.mark.parametrize(
+    ("sources", "named", "system", "kind"),
+    [
+        ([KAFKA, KAFKA], ("kafka",), "kafka", SpanKind.CONSUMER),
+        ([REDIS], ("redis",), "redis", SpanKind.CONSUMER),
+        ([GRPC], ("grpc",), None, SpanKind.INTERNAL),
+        ([HTTP, HTTP], ("http",), None, SpanKind.INTERNAL),
+        ([KAFKA, GRPC, KAFKA], ("grpc", "kafka"), None, SpanKind.INTERNAL),
+        ([REDIS, KAFKA], ("kafka", "redis"), None, SpanKind.INTERNAL),
+    ],
+)
+def test_a_batch_says_where_its_requests_came_from(
+    tracing: Tracing,
+    exporter: InMemorySpanExporter,
+    *,
+    sources: list[FakeSource],
+    named: tuple[str, ...],
+    system: str | None,
+    kind: SpanKind,
+) -> None:
+    requests = [any_request(source=source) for source in sources]
+    with tracing.process("m", "b1", queries=7, tokens=9, attempt=0, requests=requests):
+        pass
+    span = only(exporter)
+    attributes = span.attributes or {}
+    assert (attributes["tokenbatch.batch.sources"], attributes["tokenbatch.batch.queries"]) == (named, 7)
+    assert (attributes.get("messaging.system"), span.kind) == (system, kind)
+    assert any(name.startswith("messaging.") for name in attributes) == (system is not None)
 
 
 def _id(span: ReadableSpan) -> int:
@@ -112,13 +147,13 @@ def test_a_failure_is_marked_by_its_type_and_never_by_its_words(
     assert (span.attributes or {})["error.type"] == "ValueError"
 
 
-def test_without_an_exporter_nothing_is_made_and_parents_are_not_even_read() -> None:
+def test_without_an_exporter_nothing_is_made_and_requests_are_not_even_read() -> None:
     class Unread:
-        def __iter__(self) -> Iterator[bytes]:
-            raise AssertionError("parents were read")
+        def __iter__(self) -> Iterator[Request]:
+            raise AssertionError("requests were read")
 
     tracing = Tracing()
-    with tracing.process("m", "b", queries=1, tokens=1, attempt=0, parents=Unread()):
+    with tracing.process("m", "b", queries=1, tokens=1, attempt=0, requests=Unread()):
         assert tracing.traceparent() is None
     one, two = tracing.receive("t", 1), tracing.send("t", 1)
     assert one is two is tracing.call("s", "m", "a:1") is tracing.serve("s", "m", PARENT)
