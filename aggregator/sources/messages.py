@@ -84,6 +84,10 @@ def message_of(
         raise Undecodable("there is no value")
     if len(value) > max_bytes:
         raise InvalidRequest(f"the value has {len(value)} bytes: at most {max_bytes} are taken")
+    if content_type in {PROTOBUF, JSON} and value.startswith(b"\0"):  # neither format begins with it
+        raise Undecodable(
+            "the value begins with magic byte 0, as a Schema Registry's serializers frame it: send the message alone"
+        )
     if content_type is JSON:
         return generation.decode_json(value) if generates else json_codec.parse(value, max_inputs)
     try:
@@ -97,7 +101,10 @@ def message_of(
         return _from_protobuf(value)
     except DecodeError:
         kind = "a GenerateRequest" if generates else "an EmbedRequest"
-        raise Undecodable(f"the value is not {kind} in protobuf") from None
+        raise Undecodable(
+            f"the value is not {kind} in protobuf, as which a value without a content-type is read:"
+            f" for JSON or text send content-type {JSON.decode()} or text/plain"
+        ) from None
     except UnicodeDecodeError:
         raise Undecodable("the value is not UTF-8 text") from None
 

@@ -122,7 +122,7 @@ class FakeKafka:
         if not partitions or record.partition not in {None, *partitions}:
             missing: Exception = kafka_errors.UnknownTopicOrPartitionError(record.topic)
             return missing
-        if len(record.value) > self.max_message_bytes:
+        if len(record.value or b"") > self.max_message_bytes:
             too_large: Exception = kafka_errors.MessageSizeTooLargeError()
             return too_large
         self.append(record)

@@ -45,7 +45,7 @@ class DeadLetter:
     delayed: bool = False
 
     def record(self, group_id: str) -> OutgoingRecord:
-        value, key = self.in_flight.value or b"", self.in_flight.key
+        value, key = self.in_flight.value, self.in_flight.key
         added = {
             "dlt-original-topic": self.in_flight.topic,
             "dlt-original-partition": self.in_flight.partition,
@@ -60,8 +60,9 @@ class DeadLetter:
         kept = [header for header in self.in_flight.headers if header[0] not in added]
         if self.omits_value:
             added["dlt-value-omitted"] = "true"
-            added["dlt-value-size"] = len(value)
-            added["dlt-value-sha256"] = hashlib.sha256(value).hexdigest()
+            omitted = value or b""
+            added["dlt-value-size"] = len(omitted)
+            added["dlt-value-sha256"] = hashlib.sha256(omitted).hexdigest()
             value = b""
             if len(key or b"") + sum(len(name) + len(content or b"") for name, content in kept) > _MAX_KEPT_BYTES:
                 added["dlt-headers-omitted"] = "true"

@@ -57,7 +57,7 @@ def spread(
 
 
 def size_bytes(records: Sequence[OutgoingRecord]) -> int:
-    keys_and_values = [len(record.value) + len(record.key or b"") for record in records]
+    keys_and_values = [len(record.value or b"") + len(record.key or b"") for record in records]
     return sum(keys_and_values) + _RECORD_OVERHEAD_BYTES * len(records)
 
 

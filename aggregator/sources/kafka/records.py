@@ -61,7 +61,7 @@ class OutgoingRecord:
     topic: str
     partition: int | None
     key: bytes | None
-    value: bytes
+    value: bytes | None
     headers: Sequence[Header]
 
 

@@ -25,6 +25,10 @@ LIST = "list:"
 MAX_OTHER_BYTES = 64 * 1024
 """Of all fields of an entry but its value."""
 _MOST_DIGITS = 20
+_FIRST_MS = 1e11
+"""The year 5138 in seconds, 1973 in milliseconds: what is larger was never meant as seconds."""
+_FINER_UNITS = ("milliseconds", 1e14), ("microseconds", 1e17), ("nanoseconds", inf)
+"""Each with the number at which the next one begins."""
 
 Command = tuple[bytes | str | int, ...]
 
@@ -135,10 +139,18 @@ def _expire_s(entry: Entry) -> float:
         )
     if not (given := entry.text(b"expire")):
         return inf
+    looks_like = ""
     with suppress(ValueError):
-        if isfinite(expire_s := float(given)):
+        expire_s = float(given)
+        if abs(expire_s) < _FIRST_MS:
             return expire_s
-    raise InvalidRequest("field expire is no time in Unix seconds")
+        if isfinite(expire_s):
+            unit = next(name for name, below in _FINER_UNITS if abs(expire_s) < below)
+            looks_like = f", which looks like {unit}"
+    shown = given[:_MOST_DIGITS]
+    raise InvalidRequest(
+        f"field expire must be a Unix time in seconds, got {shown if looks_like else repr(shown)}{looks_like}"
+    )
 
 
 def _reply_id(entry: Entry, request_id: str) -> str:

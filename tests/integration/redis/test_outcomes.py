@@ -69,14 +69,34 @@ async def test_an_expired_entry_needs_no_room_and_its_deadline_has_passed(broker
         assert late.deadline_s < now_s < soon.deadline_s < now_s + 61
 
 
-@pytest.mark.parametrize("expire", [b"soon", b"nan", b"inf", b"\xff"])
-async def test_an_expiry_that_is_no_time_is_refused(broker: RedisAsBroker, expire: bytes) -> None:
+@pytest.mark.parametrize(
+    ("expire", "told"),
+    [
+        (b"soon", "field expire must be a Unix time in seconds, got 'soon'"),
+        (b"nan", "field expire must be a Unix time in seconds, got 'nan'"),
+        (b"inf", "field expire must be a Unix time in seconds, got 'inf'"),
+        (b"\xff", "field expire is not UTF-8"),
+        (
+            b"1700000000000",
+            "field expire must be a Unix time in seconds, got 1700000000000, which looks like milliseconds",
+        ),
+        (
+            b"1.7e15",
+            "field expire must be a Unix time in seconds, got 1.7e15, which looks like microseconds",
+        ),
+        (
+            b"1700000000000000000",
+            "field expire must be a Unix time in seconds, got 1700000000000000000, which looks like nanoseconds",
+        ),
+    ],
+)
+async def test_an_expiry_that_is_no_time_is_refused(broker: RedisAsBroker, expire: bytes, told: str) -> None:
     await broker.send(message("odd"), expire=expire)
     await broker.send(message("good"))
     async with broker.opened() as source:
         assert [request.request_id for request in await take(source, 1)] == ["good"]
         [reply] = [pb.EmbedResponse.FromString(value) for value in await broker.replies()]
-        assert (reply.status.code, "expire" in reply.status.message) == (Code.INVALID_ARGUMENT, True)
+        assert (reply.status.code, reply.status.message) == (Code.INVALID_ARGUMENT, told)
 
 
 async def test_a_value_that_is_too_large_never_leaves_redis_and_is_told_its_size(broker: RedisAsBroker) -> None:

@@ -179,6 +179,24 @@ def test_bytes_that_are_no_request_are_answered_and_kept(value: bytes | None, co
     assert result.dead_letter
 
 
+@pytest.mark.parametrize("content_type", [None, b"application/x-protobuf", b"application/json"])
+def test_framing_of_a_schema_registry_is_named(content_type: bytes | None) -> None:
+    framed = b"\0\0\0\0\x07" + (QUESTION.SerializeToString() if content_type != b"application/json" else b"{}")
+    told = refused(framed, *([("content-type", content_type)] if content_type else []))
+    assert str(told.error) == (
+        "the value begins with magic byte 0, as a Schema Registry's serializers frame it: send the message alone"
+    )
+    assert told.dead_letter
+
+
+@pytest.mark.parametrize("value", [b'{"inputs": [{"text": "a"}]}', b"why is the sky blue"])
+def test_a_value_without_a_content_type_is_told_how_it_was_read(value: bytes) -> None:
+    assert str(refused(value).error) == (
+        "the value is not an EmbedRequest in protobuf, as which a value without a content-type is read:"
+        " for JSON or text send content-type application/json or text/plain"
+    )
+
+
 def test_a_request_without_inputs_is_answered_by_its_id_and_not_kept() -> None:
     result = refused(pb.EmbedRequest(request_id="q-9").SerializeToString())
     assert isinstance(result.error, InvalidRequest)

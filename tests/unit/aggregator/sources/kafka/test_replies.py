@@ -92,9 +92,9 @@ def test_every_reply_equals_the_public_message(requests: list[Request]) -> None:
     for request, reply in zip(requests, replies, strict=True):
         route = record_of(request).route
         if route.json:
-            assert json.loads(reply.value) == MessageToDict(expected(request))
+            assert json.loads(reply.value or b"") == MessageToDict(expected(request))
         else:
-            assert pb.EmbedResponse.FromString(reply.value) == expected(request)
+            assert pb.EmbedResponse.FromString(reply.value or b"") == expected(request)
         assert (reply.topic, reply.partition, reply.key) == (route.topic, route.partition, b"key")
         assert reply.headers is route.headers
 
@@ -102,7 +102,7 @@ def test_every_reply_equals_the_public_message(requests: list[Request]) -> None:
 def test_a_reply_that_cannot_be_encoded_is_an_error_to_its_sender_and_harms_no_other() -> None:
     broken = CompletedBatch("b", "small", "r1", 0, np.zeros(3, np.float32), 0.0, 0.0)
     requests = [request_of([Vector(batch, 0, 3, 0.0)], Options(dimensions=1)) for batch in (broken, batch_of())]
-    first, second = (pb.EmbedResponse.FromString(reply.value) for reply in encode_replies(requests, GROUP))
+    first, second = (pb.EmbedResponse.FromString(reply.value or b"") for reply in encode_replies(requests, GROUP))
     assert (first.request_id, first.status.code, len(first.embeddings)) == ("q", Code.INTERNAL, 0)
     assert second == expected(requests[1])
 
@@ -134,10 +134,10 @@ def test_a_refused_record_is_answered_with_its_code(*, as_json: bool) -> None:
     route = ReplyRoute("replies", 5, as_json, [("content-type", JSON if as_json else PROTOBUF)])
     reply = encode_refusal(Refused(in_flight, Undecodable("no request"), "event-7", route, dead_letter=True), GROUP)
     if as_json:
-        answer = json.loads(reply.value)
+        answer = json.loads(reply.value or b"")
         assert (answer["requestId"], answer["status"]["code"]) == ("event-7", Code.DATA_LOSS)
     else:
-        message = pb.EmbedResponse.FromString(reply.value)
+        message = pb.EmbedResponse.FromString(reply.value or b"")
         assert (message.request_id, message.status.code) == ("event-7", Code.DATA_LOSS)
         assert message.reply_id == reply_id(in_flight, "event-7", GROUP)
         assert (message.status.message, message.status.retryable) == ("no request", False)
@@ -146,7 +146,7 @@ def test_a_refused_record_is_answered_with_its_code(*, as_json: bool) -> None:
 
 def size_of(record: OutgoingRecord) -> int:
     headers = sum(len(name) + len(content) for name, content in record.headers)
-    return len(record.value) + len(record.key or b"") + headers
+    return len(record.value or b"") + len(record.key or b"") + headers
 
 
 @given(REQUESTS, st.integers(0, 20_000))
@@ -187,6 +187,11 @@ def test_a_dead_letter_keeps_the_record_and_says_why() -> None:
         ("dlt-attempts", b"3"),
         ("dlt-first-failure-time", b"2026-01-01T00:00:00.500+00:00"),
     ]
+
+
+@pytest.mark.parametrize("value", [None, b""])
+def test_a_tombstone_s_dead_letter_is_a_tombstone(value: bytes | None) -> None:
+    assert buried(value, []).value == value
 
 
 def test_a_value_too_large_for_the_dead_letter_topic_leaves_its_digest() -> None:
@@ -289,7 +294,7 @@ def test_a_refused_record_s_id_is_cut_to_1024_characters_and_no_sooner() -> None
     route = ReplyRoute("replies", None, json=False, headers=[])
     for length, told in ((1024, 1024), (1025, 1024)):
         refused = Refused(in_flight, InvalidRequest("no"), "i" * length, route, dead_letter=False)
-        answer = pb.EmbedResponse.FromString(encode_refusal(refused, GROUP).value)
+        answer = pb.EmbedResponse.FromString(encode_refusal(refused, GROUP).value or b"")
         assert len(answer.request_id) == told
         assert answer.reply_id == reply_id(in_flight, "i" * length, GROUP)
 

@@ -116,6 +116,18 @@ DENIED = kafka_errors.TopicAuthorizationFailedError()
 
 
 @in_virtual_time
+async def test_a_tombstone_reaches_the_dead_letter_topic_as_one() -> None:
+    async with FakedSource().started() as faked:
+        faked.kafka.append(OutgoingRecord("in", 0, b"k", None, []))
+        receiving = asyncio.create_task(faked.source.receive())
+        await asyncio.sleep(1)
+        await faked.source.delivered()
+        (letter,) = faked.written("in-dlt")
+        assert (letter.key, letter.value) == (b"k", None)
+        receiving.cancel()
+
+
+@in_virtual_time
 async def test_a_reply_is_tried_again_before_a_delayed_dead_letter() -> None:
     async with FakedSource().started() as faked:
         faked.kafka.refusals.update({"out": DENIED, "in-dlt": DENIED})
