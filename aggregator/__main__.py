@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from k8s.process.begin import begin
+
+    begin()
+
 import asyncio
 import logging
 import signal

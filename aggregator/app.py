@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from math import inf
 
 from aggregator.admission.limits import AdmissionLimits
@@ -46,7 +47,7 @@ from aggregator.sources.redis.source import RedisSource
 from aggregator.tokenizers.cache import TokenizerCache
 from aggregator.tokenizers.counting import INLINE_CHARACTERS, Counting
 from aggregator.tokenizers.tokenizer import Tokenizer
-from k8s.process import telemetry
+from k8s.process import open_files, telemetry
 from k8s.process.errors import StartError
 from k8s.process.health import Heartbeat
 from k8s.process.settings import as_text
@@ -98,10 +99,12 @@ class Aggregator:
             default_model=settings.models[0].name,
             models=self._models,
             give_up=self._pipeline.give_up,
-            load=Load(Limits(), self._metrics),
+            load=Load(_limits(settings), self._metrics),
             authentication=open_authentication(settings.grpc.authentication),
             tracing=tracing,
         )
+        if shortage := few_files(settings):
+            _LOG.warning("the limit of open files lowers the bounds of connections", extra={"reason": shortage})
         if settings.grpc.bind:
             self._listeners.append(GrpcSource(settings.grpc, served))
         if settings.http.bind:
@@ -190,6 +193,7 @@ class Aggregator:
             backlogs=self._backlogs if self._brokers else None,
             away=lambda: [why for broker in self._brokers if (why := broker.trouble())],
             slo_s=settings.sla.latency_s,
+            few_files=few_files(settings),
         )
         self._telemetry.show(LivePages(feed))
         ready = self._telemetry.health.ready
@@ -252,6 +256,21 @@ class Aggregator:
         return "no model server is available"
 
 
+def _limits(settings: AggregatorSettings) -> Limits:
+    """The limits of all listeners, of which each takes as many connections as the open files allow."""
+    limits = Limits()
+    return replace(limits, max_connections=open_files.connections(limits.max_connections, _ports(settings)))
+
+
+def few_files(settings: AggregatorSettings) -> str:
+    """Which bounds the limit of open files lowers; empty where it lowers none."""
+    return open_files.shortage(Limits().max_connections, _ports(settings))
+
+
+def _ports(settings: AggregatorSettings) -> int:
+    return sum(bool(bind) for bind in (settings.grpc.bind, settings.http.bind))
+
+
 def make_models(settings: AggregatorSettings, worker: Executor, long_worker: Executor) -> Models:
     """The configured models with the policy of their queues; the workers tokenize."""
     batching = settings.batching
@@ -280,6 +299,8 @@ async def check(settings: AggregatorSettings) -> int:
     """Print the settings (secrets masked) and the state of every connection; 0 if each works, else 1."""
     print(as_text(settings))
     timeout_s = settings.lifecycle.connect_timeout_s
+    if shortage := few_files(settings):
+        print(f"warning: {shortage}")
     problems: list[str] = []
     kafka, redis = settings.kafka, settings.redis
     asked = {

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 
-from k8s.process import heap
+from k8s.process import heap, open_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ LAB = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code of the command."""
+    open_files.raise_limit()
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")

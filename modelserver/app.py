@@ -13,8 +13,8 @@ from uuid import uuid4
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from k8s.process import heap
-from k8s.process.grpc_port import add_port
+from k8s.process import heap, open_files
+from k8s.process.grpc_port import add_port, server_options
 from k8s.process.telemetry import Telemetry
 from modelserver.engines.choice import tasks_of
 from modelserver.engines.engine import Engine, Generator, Task
@@ -45,6 +45,8 @@ _log = logging.getLogger(__name__)
 _SERVICE = pb.DESCRIPTOR.services_by_name["ModelServer"].full_name
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """The vectors of a step of 16,384 queries of 1,024 dimensions."""
+_MOST_CONNECTIONS = 512
+"""Each aggregator has one."""
 _GOODBYE_S = 0.5
 _WATCH_EVERY_S = 0.5
 
@@ -134,11 +136,13 @@ class Server:
         return self._start.profile
 
     async def _listen(self) -> tuple[grpc.aio.Server, int]:
+        if shortage := open_files.shortage(_MOST_CONNECTIONS):
+            _log.warning("the limit of open files lowers the bounds of connections", extra={"reason": shortage})
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-                ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server behind it
+                *server_options(open_files.connections(_MOST_CONNECTIONS)),
             ]
         )
         pb_grpc.add_ModelServerServicer_to_server(self._servicer, server)

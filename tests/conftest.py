@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from k8s.process.open_files import raise_limit
 from modelserver.engines.process_env import installed_vllm
 
 # Many engines share few cores. A step in two threads lasts as long as the slower of them, and waits for it at full
@@ -11,6 +12,8 @@ from modelserver.engines.process_env import installed_vllm
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, which are filled with zeros
+
+raise_limit()  # clients and servers of some tests are one process
 
 ON_GPU = (installed_vllm() or "").startswith("vllm ")
 LEFT_OUT = "tests marked vllm are left out: they expect vLLM's build for CPUs; ENGINE=cpu make test runs them"

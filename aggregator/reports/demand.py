@@ -15,11 +15,12 @@ from aggregator.request.request import KAFKA, REDIS, Backlogs, Request
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.rates import ArrivalPolicy, Arrivals, BusyShare
 from aggregator.scheduler.work_item import Task
-from k8s.process.grpc_port import add_port
+from k8s.process.grpc_port import add_port, server_options
 from protos.aggregator.v1 import aggregator_pb2 as pb
 from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
 
 _RECENT_TOKENS = 1_000_000.0
+_MOST_CONNECTIONS = 64  # scalers have one each
 """After this many tokens the earlier ones count half in what the tasks' shares are known by."""
 
 
@@ -178,7 +179,7 @@ class DemandServer(pb_grpc.DemandServicer):
     def __init__(self, bind: str, report: Callable[[], pb.GetDemandResponse]) -> None:
         self._bind = bind
         self._report = report
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self._server = grpc.aio.server(options=server_options(_MOST_CONNECTIONS))
         self.address = ""
         pb_grpc.add_DemandServicer_to_server(self, self._server)
 

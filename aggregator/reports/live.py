@@ -58,11 +58,12 @@ class LiveFeed(Feed):
         backlogs: Backlogs | None = None,
         away: Callable[[], Sequence[str]] = list,
         slo_s: float | None = None,
+        few_files: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`troubles`: why each configured server is not used; empty if it is. `backlogs`: None without a broker.
 
-        `away`: says which brokers cannot be reached.
+        `away`: says which brokers cannot be reached. `few_files`: what the limit of open files costs.
         """
         self._models = models
         self._troubles = troubles
@@ -72,6 +73,7 @@ class LiveFeed(Feed):
         self._has_brokers = backlogs is not None
         self._away = away
         self._slo_s = slo_s
+        self._few_files = few_files
         self._clock = clock
         self._name = socket.gethostname()
         self._loop = asyncio.get_running_loop()
@@ -164,6 +166,7 @@ class LiveFeed(Feed):
                 away=self._away(),
                 slow=self._is_slow(),
                 clock_skew_s=self._clock_skew_s(),
+                few_files=self._few_files,
             ),
         ]
         return {

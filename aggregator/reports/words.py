@@ -83,7 +83,7 @@ def shortage(scaling: Scaling) -> Problem:
 
 
 def other_problems(
-    recent: Totals, paused: int, *, away: Sequence[str], slow: bool, clock_skew_s: float
+    recent: Totals, paused: int, *, away: Sequence[str], slow: bool, clock_skew_s: float, few_files: str = ""
 ) -> Iterator[Problem]:
     """What else is wrong. `recent`: counts of the last minute. `slow`: answers are later than the latency target."""
     for sentence in away:
@@ -102,6 +102,7 @@ def other_problems(
         (recent.expired, f"{recent.expired:,.0f} queries expired {minute}", "TokenbatchErrors"),
         (recent.commit_failures, f"{recent.commit_failures:,.0f} commits failed {minute}", "TokenbatchCommitsFail"),
         (clock_skew_s, f"The clock differs from the records' clocks by {clock_skew_s:.0f} s", "TokenbatchClockSkew"),
+        (few_files, few_files, "The load exceeds the capacity"),
     ):
         if count:
             yield Problem(f"{text}.", runbook)

@@ -1,4 +1,4 @@
-"""Where a gRPC server listens."""
+"""Where a gRPC server listens, and what it takes from connections."""
 
 from __future__ import annotations
 
@@ -6,6 +6,21 @@ import grpc
 import grpc.aio
 
 from k8s.process.errors import StartError
+
+_FEWEST_MS_BETWEEN_PINGS = 5_000
+"""Clients ping an idle connection every 10 s at the most often that gRPC for Go and for Java allows, give or take."""
+
+
+def server_options(most_connections: int) -> list[tuple[str, int]]:
+    """The options of every server: its connections are bounded, and clients may keep idle ones alive by pings."""
+    return [
+        ("grpc.max_allowed_incoming_connections", most_connections),
+        ("grpc.keepalive_time_ms", 60_000),  # a peer that vanished frees what it held
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),  # without it, two pings in two hours
+        ("grpc.http2.min_ping_interval_without_data_ms", _FEWEST_MS_BETWEEN_PINGS),
+        ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server behind it
+    ]
 
 
 def add_port(

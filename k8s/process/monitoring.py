@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import socket
+from socket import SHUT_RDWR, socket
 from threading import Thread
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -20,6 +21,8 @@ from k8s.process.errors import StartError
 from k8s.process.health import Health
 
 _LOG = logging.getLogger(__name__)
+_MOST_CONNECTIONS = 64
+"""Open at a time, without the live page's viewers: scrapes and probes end at once."""
 _POLL_S = 0.1  # how soon a close is noticed
 TEXT = "text/plain; charset=utf-8"
 Write = Callable[[int, str, bytes, Mapping[str, str]], None]
@@ -83,12 +86,33 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 class _Server(ThreadingHTTPServer):
+    """Each connection has a thread. Where there are too many, the oldest one gives way to a new one."""
+
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 128  # of 5, more callers at once wait for a second
     pages: Pages | None = None
 
     @override
+    def server_activate(self) -> None:
+        super().server_activate()
+        self._open: dict[socket, None] = {}
+
+    @override
+    def process_request(self, request: socket | tuple[bytes, socket], client_address: object) -> None:
+        assert isinstance(request, socket)
+        while len(self._open) >= _MOST_CONNECTIONS:
+            oldest = next(iter(tuple(self._open)))  # a copy: other threads remove theirs
+            self._open.pop(oldest, None)
+            with suppress(OSError):  # it has just ended
+                oldest.shutdown(SHUT_RDWR)  # wakes its thread
+        self._open[request] = None
+        super().process_request(request, client_address)
+
+    @override
     def shutdown_request(self, request: socket | tuple[bytes, socket]) -> None:
+        assert isinstance(request, socket)
+        self._open.pop(request, None)
         if self.pages is None or not self.pages.keeps(request):
             super().shutdown_request(request)
 

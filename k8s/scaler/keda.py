@@ -13,13 +13,14 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from typing_extensions import override
 
-from k8s.process.grpc_port import add_port
+from k8s.process.grpc_port import add_port, server_options
 from k8s.scaler.measuring.demand import StaleInputError
 from k8s.scaler.published import AGGREGATOR_BUSY, LAG, REQUIRED_REPLICAS, Published, UnknownMetric
 from protos.keda import externalscaler_pb2 as pb
 from protos.keda import externalscaler_pb2_grpc as pb_grpc
 
 LIVENESS = "liveness"
+_MOST_CONNECTIONS = 64  # KEDA, other scalers and probes
 _TARGETS = {REQUIRED_REPLICAS: 1.0, LAG: 20_000.0, AGGREGATOR_BUSY: 0.6}
 
 
@@ -93,7 +94,7 @@ class GrpcPort:
     """The gRPC server. In the health service, `""` means ready and `liveness` means alive."""
 
     def __init__(self, scaler: KedaScaler, bind: str) -> None:
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self._server = grpc.aio.server(options=server_options(_MOST_CONNECTIONS))
         self._health = health.aio.HealthServicer()
         self._bind = bind
         self.address = ""

@@ -28,12 +28,14 @@ class Limits:
 
     `max_calls`: requests in flight, those on streams included. `max_pending_bytes`: of these requests together.
     `max_streams`: open EmbedStream calls; when one more comes, one that has been silent for 5 s is ended.
-    `stream_window`: requests in flight on one stream. `max_inputs`: of one request.
+    `max_connections`: open connections of each listener. `stream_window`: requests in flight on one stream.
+    `max_inputs`: of one request.
     `max_message_bytes`: of one request. `max_metadata_bytes`: of one call. A connection is closed at `connection_age_s`
     (give or take 10 %), so that load spreads over all aggregators again; its calls then have `connection_grace_s`.
     """
 
     max_calls: int = 4096
+    max_connections: int = 4096
     max_pending_bytes: int = 64 * 1024 * 1024
     max_streams: int = 48
     stream_window: int = 256

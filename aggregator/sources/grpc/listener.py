@@ -24,7 +24,7 @@ from aggregator.sources.grpc.generation import SERVICE as GENERATION
 from aggregator.sources.grpc.generation import GenerationService
 from aggregator.sources.grpc.reading import NO_MESSAGE, Context, GrpcCalls, Reading, answering
 from aggregator.sources.grpc.service import SERVICE, EmbeddingsService
-from k8s.process.grpc_port import add_port
+from k8s.process.grpc_port import add_port, server_options
 from protos import reflection
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ _LOG = logging.getLogger(__name__)
 _SERVICES = SERVICE, GENERATION
 _MOST_UNSEEN = 2
 """Multiple of `max_calls`: gRPC refuses calls above it that the event loop has not seen yet, without a message."""
-_MOST_CONNECTIONS = 4096
-"""gRPC closes connections above this number as they come, from any client."""
+_IDLE_MS = 60_000
+"""gRPC closes connections above the bound as they come, and cannot close an idle one instead: idle ones end soon."""
 _LOOKAHEAD_BYTES = 16 * 1024
 """What gRPC receives of each message before the message is read."""
 _MAX_MESSAGE_BYTES = 64 * 1024
@@ -230,12 +230,9 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
         ("grpc.max_connection_age_ms", int(limits.connection_age_s * 1000)),
         ("grpc.max_connection_age_grace_ms", int(limits.connection_grace_s * 1000)),
-        ("grpc.max_allowed_incoming_connections", _MOST_CONNECTIONS),
         ("grpc.server_handshake_timeout_ms", 20_000),
-        ("grpc.keepalive_time_ms", 60_000),  # a peer that vanished frees what it held
-        ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-        ("grpc.so_reuseport", 0),
+        ("grpc.max_connection_idle_ms", _IDLE_MS),
+        *server_options(limits.max_connections),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
@@ -23,8 +23,6 @@ from k8s.process.errors import StartError
 from k8s.process.monitoring import split_address
 
 _LOG = logging.getLogger(__name__)
-_MOST_CONNECTIONS = 4096
-"""Connections above this number are closed as they come, as gRPC does."""
 _KEEPALIVE_S = 75.0
 """An idle connection is closed after this time, as is one whose headers take as long; proxies close theirs before."""
 _UNREAD_S = 30.0
@@ -50,22 +48,18 @@ class HttpSource(CallSource):
         self._service = OpenAIService(calls, served.models, served.tracing, trusts_token_ids=settings.trusts_token_ids)
         self._bind = settings.bind
         self._certificates = watch_certificates(tls, server_context)
+        self._most_connections = served.load.limits.max_connections
         self._server: _Server | None = None
         self._listener: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Listen. Raises StartError when the address cannot be bound."""
         host, port = split_address(self._bind)
-        server = _Server(self._service)
         context = _rotating(self._certificates) if self._certificates is not None else None
+        server = _Server(self._service, self._most_connections, context)
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                server,
-                host or None,
-                port,
-                ssl=context,
-                backlog=_BACKLOG,
-                ssl_handshake_timeout=_HANDSHAKE_S if context is not None else None,
+                server.accept, host or None, port, backlog=_BACKLOG
             )
         except OSError as error:
             raise StartError(f"http.bind {self._bind} cannot be bound: {error.strerror or error}") from error
@@ -84,17 +78,60 @@ class HttpSource(CallSource):
         ends_s = asyncio.get_running_loop().time() + idle_grace_s
         while self._server.connections and asyncio.get_running_loop().time() < ends_s:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(min(0.02, idle_grace_s))
+        self._server.end_handshakes()
         self._server.pre_shutdown()
         await self._server.shutdown(max(_SHORTEST_S, grace_s - idle_grace_s))
         self._batcher.close()
 
 
 class _Server(web.Server):
-    """A server whose connections are bounded in number, and answer broken HTTP in OpenAI's form."""
+    """A server whose connections are bounded in number, and answer broken HTTP in OpenAI's form.
 
-    def __init__(self, service: OpenAIService) -> None:
-        super().__init__(service.handle, handler_cancellation=True)
+    Where there are too many, the one that has been idle for longest gives way to a new one.
+    """
+
+    def __init__(self, service: OpenAIService, most_connections: int, context: ssl.SSLContext | None) -> None:
+        super().__init__(self._serve, handler_cancellation=True)
         self.metrics = service.metrics
+        self._handle = service.handle
+        self._most = most_connections
+        self._context = context
+        self._open: set[_Connection | _Handshake] = set()
+        self._idle: dict[_Connection | _Handshake, None] = {}
+        """Those without a request, a handshake among them, the one that has been idle for longest first."""
+
+    def accept(self) -> asyncio.Protocol:
+        return self() if self._context is None else _Handshake(self, self._context)
+
+    def enter(self, connection: _Connection | _Handshake) -> bool:
+        """Count a connection in; False where there are too many, and each has a request."""
+        if len(self._open) >= self._most:
+            self.metrics.http_closed.add(1, HttpClosed.CROWDED)
+            if not self._idle:
+                return False
+            idlest = next(iter(self._idle))
+            self.leave(idlest)
+            idlest.force_close()  # what is written is still sent
+        self._open.add(connection)
+        self._idle[connection] = None
+        return True
+
+    def leave(self, connection: _Connection | _Handshake) -> None:
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
+
+    def end_handshakes(self) -> None:
+        for each in [each for each in self._open if isinstance(each, _Handshake)]:
+            each.force_close()
+
+    async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection = cast("_Connection", request.protocol)
+        self._idle.pop(connection, None)
+        try:
+            return await self._handle(request)
+        finally:
+            if connection in self._open:
+                self._idle[connection] = None
 
     @override
     def __call__(self) -> web.RequestHandler:
@@ -119,16 +156,15 @@ class _Connection(web.RequestHandler):
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if len(self._server.connections) >= _MOST_CONNECTIONS:
-            assert isinstance(transport, asyncio.WriteTransport)
-            self._server.metrics.http_closed.add(1, HttpClosed.CROWDED)
-            transport.abort()
-            return
-        super().connection_made(transport)
+        if self._server.enter(self):
+            super().connection_made(transport)
+        else:
+            cast("asyncio.Transport", transport).abort()  # uvloop's is none by its class
 
     @override
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_timer()
+        self._server.leave(self)
         super().connection_lost(exc)
 
     @override
@@ -171,6 +207,56 @@ class _Connection(web.RequestHandler):
         response.force_close()
         self._server.metrics.http_responses.add(1, str(status))
         return response
+
+
+class _Handshake(asyncio.Protocol):
+    """A connection until TLS is agreed on, which is then handed over to a `_Connection`."""
+
+    def __init__(self, server: _Server, context: ssl.SSLContext) -> None:
+        self._server = server
+        self._context = context
+        self._plain: asyncio.Transport | None = None
+        self._early = bytearray()
+        self._task: asyncio.Task[None] | None = None
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        plain = self._plain = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        if not self._server.enter(self):
+            plain.abort()
+            return
+        plain.pause_reading()  # what comes first is TLS's
+        self._task = asyncio.create_task(self._agree(plain), name="TLS handshake")
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        """Keep what comes with the end of the handshake."""
+        self._early += data
+
+    @override
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._server.leave(self)
+
+    def force_close(self) -> None:
+        if self._plain is not None:
+            self._plain.abort()
+
+    async def _agree(self, plain: asyncio.Transport) -> None:
+        try:
+            secured = await asyncio.get_running_loop().start_tls(
+                plain, self, self._context, server_side=True, ssl_handshake_timeout=_HANDSHAKE_S
+            )
+        except (OSError, TimeoutError):  # ssl.SSLError is an OSError; it is the client's
+            secured = None
+        self._server.leave(self)
+        if secured is None or secured.is_closing():
+            plain.abort()
+            return
+        connection = self._server()
+        secured.set_protocol(connection)
+        connection.connection_made(secured)
+        if self._early:
+            connection.data_received(bytes(self._early))
 
 
 class _BoundedHeads:

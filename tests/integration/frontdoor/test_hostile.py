@@ -17,7 +17,9 @@ import pytest
 from aggregator.sources.grpc import listener as grpc_listener
 from aggregator.sources.grpc import reading as grpc_reading
 from aggregator.sources.grpc import service as grpc_server
+from k8s.process import grpc_port
 from protos.embedding.v1 import embedding_pb2 as pb
+from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.integration.frontdoor.attackers import attack
 from tests.support.listening import Listening, ask, listening, refused, retry_delay_s, slow_engine
 from tests.support.until import until
@@ -255,9 +257,8 @@ async def test_answers_that_nobody_takes_are_counted_and_no_more_is_read() -> No
         await until(lambda: not door.figure("embed.calls.held"))
 
 
-async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_listener, "_MOST_CONNECTIONS", 3)
-    async with listening() as door, AsyncExitStack() as others:
+async def test_connections_are_bounded() -> None:
+    async with listening(limits={"max_connections": 3}) as door, AsyncExitStack() as others:
         await door.stub.Embed(ask("rain"))
         channels = [await others.enter_async_context(connection(door)) for _ in range(4)]
         calls: list[Any] = [channel.stream_stream(STREAM)() for channel in channels]
@@ -265,3 +266,28 @@ async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         await door.stub.Embed(ask("rain"))  # who is there stays
         for call in calls:
             call.cancel()
+
+
+async def test_an_idle_connection_may_be_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gRPC for Go does every 10 s with PermitWithoutStream; without calls gRPC takes two pings in two hours."""
+    monkeypatch.setattr(grpc_port, "_FEWEST_MS_BETWEEN_PINGS", 100)
+    pinging = [
+        ("grpc.keepalive_time_ms", 200),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    async with listening() as door, grpc.aio.insecure_channel(door.address, pinging) as channel:
+        await pb_grpc.EmbeddingsStub(channel).Embed(ask("rain"))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(4):
+                await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+
+
+async def test_an_idle_connection_ends_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_listener, "_IDLE_MS", 500)
+    async with listening() as door:
+        await door.stub.Embed(ask("rain"))
+        async with asyncio.timeout(20):
+            await door.channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        assert len((await door.stub.Embed(ask("rain"))).embeddings) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import grpc
 import pytest
+import uvloop
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
@@ -24,6 +25,9 @@ from tests.integration.frontdoor.test_http import OPEN
 from tests.support.certificates import Authority
 from tests.support.listening import Listening, ask, listening, taken_calls
 
+Run = Callable[[Coroutine[Any, Any, None]], None]
+LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+"""Transports differ; the aggregator runs on uvloop."""
 EITHER = pytest.mark.parametrize("protocol", ["grpc", "http"])
 
 
@@ -174,6 +178,61 @@ def test_certificates_that_cannot_be_used_stop_the_start(tmp_path: Path, broken:
     with pytest.raises(StartError) as caught:
         server_credentials(settings)
     assert "PRIVATE" not in str(caught.value)
+
+
+@LOOPS
+def test_handshakes_over_http_are_connections_and_give_way_as_idle_ones(tmp_path: Path, run: Run) -> None:
+    run(_handshakes_over_http_are_connections_and_give_way_as_idle_ones(tmp_path))
+
+
+async def _handshakes_over_http_are_connections_and_give_way_as_idle_ones(tmp_path: Path) -> None:
+    authority = Authority()
+    authority.issue("server").write(tmp_path, "server")
+    async with listening(settings=settings(tmp_path), limits={"max_connections": 2}) as door:
+        host, _, port = door.http.rpartition(":")
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        assert await gets_in(door, "http", authority)
+        async with asyncio.timeout(10):
+            assert await silent[0][0].read() == b""
+        assert door.figure("embed.http.closed", reason="crowded") >= 1
+        for _, writer in silent:
+            writer.close()
+
+
+@LOOPS
+def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(tmp_path: Path, run: Run) -> None:
+    run(_a_request_that_comes_with_the_end_of_the_handshake_is_answered(tmp_path))
+
+
+async def _a_request_that_comes_with_the_end_of_the_handshake_is_answered(tmp_path: Path) -> None:
+    authority = Authority()
+    authority.issue("server").write(tmp_path, "server")
+    async with listening(settings=settings(tmp_path)) as door:
+        host, _, port = door.http.rpartition(":")
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = ssl.create_default_context(cadata=authority.cert.decode()).wrap_bio(
+            incoming, outgoing, server_hostname="localhost"
+        )
+        reader, writer = await asyncio.open_connection(host, int(port))
+        while True:
+            try:
+                client.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                writer.write(outgoing.read())
+                incoming.write(await reader.read(65536))
+        client.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(outgoing.read())  # both in one packet
+        answer = b""
+        async with asyncio.timeout(10):
+            while b"\r\n\r\n" not in answer:
+                incoming.write(await reader.read(65536))
+                try:
+                    answer += client.read(65536)
+                except ssl.SSLWantReadError:
+                    continue
+        assert answer.startswith(b"HTTP/1.1 200")
+        writer.close()
 
 
 def test_without_files_there_is_no_tls() -> None:

@@ -45,7 +45,9 @@ def test_each_problem_is_a_sentence_with_its_count() -> None:
     recent = Totals(
         answered=0, failed=0, refused=1200, expired=3, coalesced=9, dead_letters=1, lost=2, commit_failures=4
     )
-    found = list(other_problems(recent, 2, away=["Kafka cannot be reached"], slow=True, clock_skew_s=-7.0))
+    found = list(
+        other_problems(recent, 2, away=["Kafka cannot be reached"], slow=True, clock_skew_s=-7.0, few_files="Few files")
+    )
     assert [each.text for each in found] == [
         "Kafka cannot be reached.",
         "2 partitions are paused.",
@@ -56,4 +58,5 @@ def test_each_problem_is_a_sentence_with_its_count() -> None:
         "3 queries expired in the last minute.",
         "4 commits failed in the last minute.",
         "The clock differs from the records' clocks by -7 s.",
+        "Few files.",
     ]

@@ -1,0 +1,39 @@
+"""How many files a process may open, and how many of them the connections to its ports may take."""
+
+from __future__ import annotations
+
+import resource
+from contextlib import suppress
+
+_KEPT = 512
+"""For the live page's viewers (256), brokers, model servers and what libraries open; half of a limit below 1,024."""
+
+
+def raise_limit() -> None:
+    """Raise the soft limit of open files to the hard one: a login's, and a container's under containerd 2, is 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # where the hard one says more than the kernel allows, as on macOS
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def limit() -> int | None:
+    """How many files this process may open; None: as many as it likes."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def connections(wanted: int, ports: int = 1) -> int:
+    """How many connections each of so many ports takes: `wanted`, or fewer, so that none takes what another needs."""
+    most = limit()
+    return wanted if most is None else max(1, min(wanted, (most - min(_KEPT, most // 2)) // max(1, ports)))
+
+
+def shortage(wanted: int, ports: int = 1) -> str:
+    """What the limit of open files costs, in a sentence without its stop; empty where it costs nothing."""
+    granted = connections(wanted, ports)
+    if granted == wanted:
+        return ""
+    return (
+        f"At most {limit()} files may be open, so each port takes {granted} connections, not {wanted}:"
+        f" raise the hard limit (ulimit -Hn, LimitNOFILE) to {ports * wanted + _KEPT}"
+    )
