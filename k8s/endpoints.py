@@ -11,11 +11,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from k8s.api import Kubernetes, KubernetesError, Object, slices_of
+from k8s.process.addresses import split_server
 from k8s.process.errors import StartError
 
 _LOG = logging.getLogger(__name__)
 SCHEME = "k8s://"
-_ADDRESS = re.compile(r"k8s://(?P<service>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+):(?P<port>\d+)")
+_ADDRESS = re.compile(r"k8s://(?P<service>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+):\d+")
 _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 5.0
 _GONE = 410
@@ -35,7 +36,8 @@ class ServiceAddress:
         match = _ADDRESS.fullmatch(address)
         if match is None:
             raise StartError(f"{address!r} is not k8s://SERVICE.NAMESPACE:PORT")
-        return ServiceAddress(match["service"], match["namespace"], int(match["port"]))
+        _, port = split_server(address.removeprefix(SCHEME))
+        return ServiceAddress(match["service"], match["namespace"], port)
 
 
 async def endpoints(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGenerator[frozenset[str]]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from k8s.process.addresses import Bind
 from k8s.process.settings import Group
 from k8s.process.telemetry import TelemetrySettings
 from modelserver.model_files import DEFAULT_MODEL_NAME
@@ -87,7 +88,7 @@ class EngineSettings(Group):
 class GrpcSettings(Group):
     """The gRPC port."""
 
-    bind: str = Field(default="0.0.0.0:50061", description="host:port; port 0 picks a free one")
+    bind: Bind = Field(default="0.0.0.0:50061", description="host:port; port 0 picks a free one")
     drain_timeout_s: PositiveFloat = Field(default=20.0, description="time from SIGTERM to finish the accepted batches")
 
 

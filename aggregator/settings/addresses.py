@@ -6,11 +6,12 @@ import re
 from dataclasses import dataclass
 
 from k8s import endpoints
+from k8s.process.addresses import split_server
 from k8s.process.errors import StartError
 
 _DNS = "dns://"
 _SCHEMES = (endpoints.SCHEME, _DNS)
-_DNS_ADDRESS = re.compile(r"dns://(?P<name>[A-Za-z0-9._-]+):(?P<port>\d+)")
+_DNS_ADDRESS = re.compile(r"dns://[A-Za-z0-9._-]+:\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,21 @@ def changes(address: str) -> bool:
     return address.startswith(_SCHEMES)
 
 
+def check_address(address: str) -> None:
+    """Raises ValueError for one that is neither such an address nor host:port."""
+    try:
+        if changes(address):
+            parse(address)
+        else:
+            split_server(address)
+    except StartError as error:
+        raise ValueError(str(error)) from None
+
+
 def parse(address: str) -> DnsAddress | endpoints.ServiceAddress:
     """Parse an address whose endpoints change. Raises StartError if it is invalid."""
     if not address.startswith(_DNS):
         return endpoints.ServiceAddress.parse(address)
-    match = _DNS_ADDRESS.fullmatch(address)
-    if match is None:
+    if not _DNS_ADDRESS.fullmatch(address):
         raise StartError(f"{address!r} is not dns://NAME:PORT")
-    return DnsAddress(match["name"], int(match["port"]))
+    return DnsAddress(*split_server(address.removeprefix(_DNS)))

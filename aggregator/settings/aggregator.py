@@ -8,20 +8,11 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, field_validator, model_validator
 
-from aggregator.settings.addresses import changes, parse
+from aggregator.settings.addresses import changes, check_address
 from aggregator.settings.redis import TEXT_REPLIES, IntakeSettings, RedisSettings
-from k8s.process.errors import StartError
+from k8s.process.addresses import OptionalBind, Servers
 from k8s.process.settings import Group
 from k8s.process.telemetry import TelemetrySettings
-
-
-def check_address(address: str) -> None:
-    """Raises ValueError for an invalid `k8s://` or `dns://` address."""
-    if changes(address):
-        try:
-            parse(address)
-        except StartError as error:
-            raise ValueError(str(error)) from error
 
 
 class TlsSettings(Group):
@@ -68,7 +59,7 @@ class AuthenticationSettings(Group):
 class GrpcSettings(Group):
     """The gRPC port."""
 
-    bind: str = Field(
+    bind: OptionalBind = Field(
         default="0.0.0.0:50051", description="host:port; port 0 picks a free one; empty: gRPC is not served"
     )
     tls: TlsSettings = Field(
@@ -82,7 +73,7 @@ class GrpcSettings(Group):
 class HttpSettings(Group):
     """The HTTP port, which speaks OpenAI's API. TLS and authentication are those of the gRPC port."""
 
-    bind: str = Field(
+    bind: OptionalBind = Field(
         default="",
         description="host:port of OpenAI's API over HTTP; port 0 picks a free one; empty: HTTP is not served. TLS and"
         " authentication are those of grpc.tls and grpc.authentication",
@@ -115,8 +106,9 @@ class TenantSettings(Group):
     @field_validator("aggregators")
     @classmethod
     def _can_be_counted(cls, aggregators: str) -> str:
-        check_address(aggregators)
-        if not changes(aggregators) and not (aggregators.isdecimal() and int(aggregators)):
+        if changes(aggregators):
+            check_address(aggregators)
+        elif not (aggregators.isdecimal() and int(aggregators)):
             raise ValueError("give a number of 1 or more, k8s://SERVICE.NAMESPACE:PORT or dns://NAME:PORT")
         return aggregators
 
@@ -176,7 +168,7 @@ class KafkaSettings(Group):
     """The Kafka cluster, its topics, and how far intake may run ahead."""
 
     enabled: bool = Field(default=True, description="read requests from Kafka")
-    bootstrap_servers: str = Field(default="localhost:9092", description="host:port, several separated by commas")
+    bootstrap_servers: Servers = Field(default="localhost:9092", description="host:port, several separated by commas")
     topics: tuple[TopicSettings, ...] = Field(
         default=(TopicSettings(name="embed.requests.v1"),), description="the request topics", min_length=1
     )
@@ -284,9 +276,6 @@ class ModelSettings(Group):
     def _can_be_read(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
         for address in servers:
             check_address(address)
-            host, _, port = address.rpartition(":")
-            if not host or not port.isdecimal():
-                raise ValueError(f"{address!r} is not host:port")
         return servers
 
 
@@ -320,7 +309,7 @@ class SlaSettings(Group):
 class DemandSettings(Group):
     """The port of the scaler, which asks for the demand."""
 
-    bind: str = Field(
+    bind: OptionalBind = Field(
         default="",
         description="host:port where the scaler asks for the demand; port 0 picks a free one; empty: none. The chart"
         " sets 0.0.0.0:50052",

@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, SecretStr, model_validator
 
+from k8s.process.addresses import Servers
 from k8s.process.settings import Group
 
 TEXT_REPLIES = "generate.replies.v1"
@@ -67,7 +68,7 @@ class RedisSettings(Group):
     """The Redis servers, and the streams of requests and replies."""
 
     enabled: bool = Field(default=False, description="read requests from Redis")
-    servers: str = Field(
+    servers: Servers = Field(
         default="localhost:6379",
         description="host:port; with redis.sentinel the Sentinels, with redis.cluster some nodes, separated by commas",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 
+from k8s.process.addresses import split_address
 from k8s.process.errors import StartError
 
 _FEWEST_MS_BETWEEN_PINGS = 5_000
@@ -30,6 +31,7 @@ def add_port(
 
     Raises StartError, which names the `setting`.
     """
+    split_address(bind)
     try:
         port = server.add_insecure_port(bind) if credentials is None else server.add_secure_port(bind, credentials)
     except RuntimeError as error:

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from typing_extensions import override
 
+from k8s.process.addresses import split_address
 from k8s.process.errors import StartError
 from k8s.process.health import Health
 
@@ -75,14 +76,6 @@ class MonitoringServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port`, `:port` or `[v6]:port`; raises StartError for anything else."""
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal() or int(port) >= 2**16:
-        raise StartError(f"{address!r} is not an address: give host:port")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 class _Server(ThreadingHTTPServer):

@@ -30,6 +30,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import override
 
+from k8s.process.addresses import Bind, check_url
 from k8s.process.errors import StartError
 from k8s.process.health import Health
 from k8s.process.metrics_buffer import MetricsBuffer
@@ -44,7 +45,7 @@ class TelemetrySettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    metrics_bind: str = Field(
+    metrics_bind: Bind = Field(
         default="0.0.0.0:9464",
         description="host:port of /metrics, /livez, /readyz and, except on a model server, the live page; port 0 picks"
         " a free one",
@@ -157,8 +158,11 @@ def _otlp_wanted(signal: str) -> bool:
     endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
     exporter = os.environ.get(f"OTEL_{signal}_EXPORTER") or "otlp"
     disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
-    if disabled or exporter != "otlp" or not any(os.environ.get(name) for name in endpoints):
+    given = [name for name in endpoints if os.environ.get(name)]
+    if disabled or exporter != "otlp" or not given:
         return False
+    for name in given:
+        check_url(name, os.environ[name])
     names = (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     name = next((name for name in names if os.environ.get(name)), "")
     if name and os.environ[name] != "grpc":

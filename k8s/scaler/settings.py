@@ -6,8 +6,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
-from aggregator.settings.aggregator import KafkaSettings, check_address
+from aggregator.settings.addresses import check_address
+from aggregator.settings.aggregator import KafkaSettings
 from k8s.endpoints import SCHEME
+from k8s.process.addresses import Bind, OptionalBind
 from k8s.process.settings import Group
 from k8s.process.telemetry import TelemetrySettings
 
@@ -33,7 +35,9 @@ class ModelSettings(Group):
 
 def _followed(addresses: tuple[str, ...]) -> tuple[str, ...]:
     services = [address for address in addresses if address.startswith(SCHEME)]
-    for address in services:
+    for address in addresses:
+        if address.startswith("dns://"):
+            raise ValueError(f"{address}: give host:port or k8s://SERVICE.NAMESPACE:PORT")
         check_address(address)
     if len(services) > 1:
         raise ValueError(f"{' and '.join(services)}: give one Service, and others as host:port")
@@ -74,7 +78,7 @@ class PolicySettings(Group):
 class ApiSettings(Group):
     """The external metrics API, for HorizontalPodAutoscalers."""
 
-    bind: str = Field(
+    bind: OptionalBind = Field(
         default="0.0.0.0:8443", description="host:port; port 0 picks a free one; empty: external metrics are not served"
     )
     service: str = Field(
@@ -86,7 +90,7 @@ class ApiSettings(Group):
 class KedaSettings(Group):
     """The gRPC port: KEDA's external scaler, and the health service."""
 
-    bind: str = Field(
+    bind: Bind = Field(
         default="0.0.0.0:50071",
         description="host:port where KEDA and other scalers ask for figures; port 0 picks a free one",
     )

@@ -19,8 +19,8 @@ from aggregator.sources.calls.certificates import WatchedFiles, server_context, 
 from aggregator.sources.http.calls import HttpCalls
 from aggregator.sources.http.errors import body_of
 from aggregator.sources.http.service import OpenAIService
+from k8s.process.addresses import split_address
 from k8s.process.errors import StartError
-from k8s.process.monitoring import split_address
 
 _LOG = logging.getLogger(__name__)
 _KEEPALIVE_S = 75.0

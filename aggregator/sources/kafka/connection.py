@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from aggregator.settings.aggregator import KafkaSettings, SaslSettings
 from aggregator.sources.messages import DEAD_LETTER_SUFFIX
+from k8s.process.addresses import split_servers
 from k8s.process.errors import StartError
 
 _RETRY_S = 0.5
@@ -44,7 +45,8 @@ class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has n
 
 
 def client_options(settings: KafkaSettings) -> dict[str, Any]:
-    """The options of every aiokafka client. Raises StartError for files that cannot be read."""
+    """The options of every aiokafka client. Raises StartError for files that cannot be read, and bad addresses."""
+    split_servers(settings.bootstrap_servers)  # an option of a command is no setting, which was checked
     _keep_secrets_out_of_logs()
     options: dict[str, Any] = {
         "bootstrap_servers": [server.strip() for server in settings.bootstrap_servers.split(",") if server.strip()],

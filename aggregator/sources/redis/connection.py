@@ -22,8 +22,8 @@ from aggregator.request.request import REDIS
 from aggregator.settings.redis import RedisSettings
 from aggregator.sources.messages import DEAD_LETTER_SUFFIX
 from aggregator.sources.redis.codec import Command
+from k8s.process.addresses import split_servers
 from k8s.process.errors import StartError
-from k8s.process.monitoring import split_address
 
 _LOG = logging.getLogger(__name__)
 _UNHEALTHY_S = 10.0
@@ -72,7 +72,7 @@ def connect(settings: RedisSettings) -> Any:
     except OSError as error:
         raise StartError(f"redis: a security file cannot be used: {error}") from error
     user: dict[str, Any] = {"username": settings.user.username or None, "password": password} if password else {}
-    addresses = [split_address(server.strip()) for server in settings.servers.split(",")]
+    addresses = split_servers(settings.servers)
     if settings.cluster:
         return RedisCluster(startup_nodes=[ClusterNode(*address) for address in addresses], **options, **user)
     if settings.sentinel:

@@ -13,8 +13,8 @@ from typing import Any
 
 from aiohttp import web
 
+from k8s.process.addresses import split_address
 from k8s.process.errors import StartError
-from k8s.process.monitoring import split_address
 from k8s.scaler.external_metrics import discovery
 from k8s.scaler.external_metrics.certificates import utc_now
 from k8s.scaler.measuring.demand import StaleInputError
