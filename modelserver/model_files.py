@@ -42,8 +42,8 @@ _AFTER_PADDING = frozenset(
 _WITHOUT_TABLE = re.compile(r"rope|rotary|alibi|relative")
 """In a config.json's keys, or in its kind of positions: positions that are computed, and so have no last one."""
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
-_NORMALIZE_IN_CODE = frozenset({"jina_embeddings_v5"})
-"""Model types whose published code normalises, where others have a module of sentence-transformers."""
+POOLS_IN_CODE = frozenset({"jina_embeddings_v5"})
+"""Model types whose published code pools and normalises, where others have modules of sentence-transformers."""
 _UNLIMITED = 1e9
 """Tokens: transformers writes 1e30 for a tokenizer without a limit."""
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
@@ -109,7 +109,7 @@ def read(path: Path, revision: str) -> ModelFiles:
         revision=revision or _revision(path),
         tokenizer=tokenizer,
         fingerprint=tokenizer_fingerprint(tokenizer),
-        normalizes=_normalizes(path) or config.get("model_type") in _NORMALIZE_IN_CODE,
+        normalizes=_normalizes(path) or config.get("model_type") in POOLS_IN_CODE,
         query_prompt=_prompt(sentence, _QUERY_PROMPTS),
         document_prompt=_prompt(sentence, _DOCUMENT_PROMPTS),
         is_matryoshka=bool(dimensions) or bool(config.get("is_matryoshka")),
@@ -228,8 +228,9 @@ def sentence_config(path: Path) -> dict[str, Any]:
 
 
 def _normalizes(path: Path) -> bool:
-    modules = read_json(path / "modules.json") or []
-    return any(str(module.get("type", "")).rpartition(".")[2] == "Normalize" for module in modules)
+    """Whether the last module does: one before others is computed with them."""
+    modules = read_json(path / "modules.json") or [{}]
+    return str(modules[-1].get("type", "")).rpartition(".")[2] == "Normalize"
 
 
 def _is_causal(config: Mapping[str, Any]) -> bool:

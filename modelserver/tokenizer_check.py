@@ -32,6 +32,8 @@ TEXTS = (
 """Texts on which tokenizers of the same vocabulary differ."""
 _ADDED_TOKENS = 500
 _SHOWN = 12
+_BLANKS = str.maketrans("Ġ▁", "  ")
+"""How vocabularies write a blank."""
 
 
 def check_tokenizer(files: ModelFiles) -> None:
@@ -58,6 +60,28 @@ def compare_tokenizer(files: ModelFiles, *, trust_remote_code: bool) -> None:
         theirs = reference(text, truncation=False, padding=False, verbose=False)["input_ids"]
         if ours != theirs:
             raise CannotStart(_told(files, text, ours, theirs))
+
+
+def prompt_tokens(files: ModelFiles) -> tuple[tuple[int, ...], ...]:
+    """The tokens with which a prompted input begins, of each prompt that the model has, longest first.
+
+    Raises CannotStart for a prompt whose last token depends on the text after it: it is not told apart.
+    """
+    tokenizer, found = _served(files), set[tuple[int, ...]]()
+    for prompt in filter(None, (files.query_prompt, files.document_prompt)):
+        encoded = tokenizer.encode(prompt)
+        count = len(encoded.ids) - (encoded.special_tokens_mask[-1] if encoded.ids else 0)
+        ids = encoded.ids[:count]
+        after = [word.translate(_BLANKS).removeprefix("##") for word in tokenizer.get_vocab(with_added_tokens=False)]
+        both = tokenizer.encode_batch_fast([prompt + text for text in after])
+        if text := next((text for text, each in zip(after, both, strict=True) if each.ids[:count] != ids), None):
+            raise CannotStart(
+                f"{files.path} leaves its prompts out of the pooling (include_prompt), and the tokens of its prompt"
+                f" {prompt!r} are others before {text!r}: they cannot be told from the text's. Save the model with"
+                " include_prompt: true if it was trained so, or with a prompt that ends where a token does"
+            )
+        found.add(tuple(ids))
+    return tuple(sorted(found, key=len, reverse=True))
 
 
 def _served(files: ModelFiles) -> Tokenizer:

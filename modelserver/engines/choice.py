@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from modelserver.engines.engine import Engine, EngineFacts, Generator, Task
-from modelserver.engines.pooling import Embedding, read_embedding
+from modelserver.engines.pooling import Embedding, Modules, read_embedding, read_modules
 from modelserver.engines.self_check import compare
 from modelserver.engines.synthetic import Poison, SyntheticEngine, synthetic_facts
 from modelserver.engines.synthetic_generator import SyntheticGenerator
@@ -19,7 +19,7 @@ from modelserver.engines.threads import StepThreads
 from modelserver.errors import CannotStart, ModelServerError
 from modelserver.model_files import ModelFiles
 from modelserver.settings import ModelServerSettings
-from modelserver.tokenizer_check import compare_tokenizer
+from modelserver.tokenizer_check import compare_tokenizer, prompt_tokens
 
 if TYPE_CHECKING:
     from modelserver.engines.core import CoreEngine, LoadOptions
@@ -95,7 +95,7 @@ def embedding_of(settings: ModelServerSettings, files: ModelFiles) -> Embedding:
     """How a model embeds that also generates. Raises CannotStart if it cannot."""
     if not files.is_causal and settings.engine.kind != "synthetic":
         raise CannotStart(f"{files.path} is not a causal language model: it cannot generate; set model.task to embed")
-    return read_embedding(files.path, files.adapter)
+    return read_embedding(files.path, files.adapter, trusted=_runs_code(settings))
 
 
 def build_generator(settings: ModelServerSettings, files: ModelFiles, *, embeds: bool = False) -> Generator:
@@ -112,7 +112,19 @@ def check(settings: ModelServerSettings, files: ModelFiles) -> None:
     """Raises CannotStart for a model that vLLM does not embed with; its weights are not loaded."""
     from modelserver.engines.core import check as check_model  # noqa: PLC0415 - loads torch and vLLM
 
-    _loaded(check_model, settings, files)
+    _loaded(check_model, settings, files, modules_of(settings, files))
+
+
+def modules_of(settings: ModelServerSettings, files: ModelFiles) -> Modules | None:
+    """What a model that only embeds computes after its transformer. Raises CannotStart for what is not computed."""
+    modules = read_modules(files.path, trusted=_runs_code(settings))
+    if modules is None or not modules.leaves_prompts_out:
+        return modules
+    return replace(modules, prompts=prompt_tokens(files))
+
+
+def _runs_code(settings: ModelServerSettings) -> bool:
+    return bool(settings.engine.vllm_options.get("trust_remote_code"))
 
 
 def choose(core: Engine, make_direct: Callable[[], Engine]) -> Choice:
@@ -138,10 +150,15 @@ def _fallback(core: Engine, reason: str) -> Choice:
 def _core(settings: ModelServerSettings, files: ModelFiles) -> CoreEngine:
     from modelserver.engines.core import load  # noqa: PLC0415 - loads torch and vLLM
 
-    return _loaded(load, settings, files)
+    return _loaded(load, settings, files, modules_of(settings, files))
 
 
-def _loaded(load: Callable[[LoadOptions], L], settings: ModelServerSettings, files: ModelFiles) -> L:
+def _loaded(
+    load: Callable[[LoadOptions], L],
+    settings: ModelServerSettings,
+    files: ModelFiles,
+    modules: Modules | None = None,
+) -> L:
     """The model, loaded by vLLM. Raises CannotStart."""
     from modelserver.engines.core import LoadOptions  # noqa: PLC0415 - loaded by now
 
@@ -155,6 +172,7 @@ def _loaded(load: Callable[[LoadOptions], L], settings: ModelServerSettings, fil
         step_tokens=engine.step_tokens,
         options=engine.vllm_options,
         graphs=engine.kind != "direct",
+        modules=modules,
     )
     try:
         return load(options)

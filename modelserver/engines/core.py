@@ -18,7 +18,7 @@ from torch import set_num_threads  # vLLM replaces torch.set_num_threads by one 
 from transformers import CONFIG_MAPPING, AutoConfig
 from vllm import ModelRegistry
 from vllm import __version__ as vllm_version
-from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.config import CUDAGraphMode, PoolerConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.pooling_params import PoolingParams
@@ -36,8 +36,10 @@ from modelserver.engines.architectures import (
 )
 from modelserver.engines.capture_sizes import capture_sizes
 from modelserver.engines.engine import EngineFacts, IdArray, Matrix
+from modelserver.engines.modules import VectorModules, place_modules
+from modelserver.engines.pooling import Modules, Pooling
 from modelserver.engines.threads import StepThreads
-from modelserver.engines.vllm_internals import inspect_classes_in_process
+from modelserver.engines.vllm_internals import inspect_classes_in_process, leave_dense_out, runner_of
 from modelserver.errors import CannotStart, EngineBroken, StepFailed, device_errors
 from modelserver.model_files import position_rows
 
@@ -50,6 +52,7 @@ _CACHE_SHARE, _ENCODER_SHARE = 0.8, 0.1
 is the key-value cache's, which encoders do not have."""
 _CPU_BLOCK_SIZE = 32
 """Of the key-value cache; on a GPU vLLM's attention kernel decides."""
+_VLLMS: Mapping[Pooling, Any] = {Pooling.CLS: "CLS", Pooling.LAST: "LAST", Pooling.MEAN: "MEAN"}
 _MULTIPLIES_BF16 = ("avx512_bf16", "amx_bf16", "bf16")
 """As torch names what Intel, AMD and ARM have; without it bfloat16 is emulated, several times slower than float32."""
 
@@ -59,6 +62,7 @@ class LoadOptions:
     """How to load a model; None lets the engine choose by the device (CPU or GPU).
 
     `model_tokens` is the longest input that the model's files speak of. `graphs`: capture CUDA graphs, on a GPU.
+    `modules`: what a model that only embeds computes after its transformer, by its files; None: as vLLM's class does.
     """
 
     model_path: str
@@ -68,12 +72,13 @@ class LoadOptions:
     step_tokens: int | None
     options: Mapping[str, Any]
     graphs: bool = True
+    modules: Modules | None = None
 
 
 class CoreEngine:
     """The batch is added to an empty scheduler whole, then stepped: one batch, one step."""
 
-    def __init__(self, core: EngineCore, longest: int | None = None) -> None:
+    def __init__(self, core: EngineCore, longest: int | None = None, modules: Modules | None = None) -> None:
         """Take over a loaded EngineCore on the thread that built it. Raises CannotStart for another kind of model.
 
         `longest`: tokens of the longest input, where that is less than what vLLM reads in the model's files.
@@ -82,12 +87,17 @@ class CoreEngine:
         self.config = core.vllm_config
         if "embed" not in core.get_supported_tasks():
             raise CannotStart(f"{self.config.model_config.model} is not an embedding model for vLLM {vllm_version}")
-        facts = _facts(core)
-        self.facts = replace(facts, max_input_tokens=min(facts.max_input_tokens, longest or facts.max_input_tokens))
+        self.modules = _placed(core, modules)
         self.threads = StepThreads(torch.get_num_threads(), set_num_threads)
         self._names = count()
         self._params = PoolingParams(task="embed", use_activation=False)
         self._under_way: list[str] = []
+        facts = _facts(core)
+        self.facts = replace(
+            facts,
+            dimensions=self.prepare(np.ones(1, np.int32), np.ones(1, np.int32)).run().shape[1],
+            max_input_tokens=min(facts.max_input_tokens, longest or facts.max_input_tokens),
+        )
 
     def prepare(self, token_ids: IdArray, lengths: IdArray) -> CoreStep:
         """Make one vLLM request per query."""
@@ -136,7 +146,7 @@ class CoreEngine:
     def close(self) -> None:
         """Free the model and vLLM's process groups."""
         self.core.shutdown()
-        del self.core, self.config  # a reference to the engine does not keep the weights
+        del self.core, self.config, self.modules  # a reference to the engine does not keep the weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +164,9 @@ class CoreStep:
 
 def load(options: LoadOptions) -> CoreEngine:
     """Load a model into vLLM; the calling thread becomes the engine's."""
-    return CoreEngine(_started(check(options)), options.max_input_tokens or options.model_tokens)
+    config = check(options)
+    leave_dense_out()
+    return CoreEngine(_started(config), options.max_input_tokens or options.model_tokens, options.modules)
 
 
 def check(options: LoadOptions) -> VllmConfig:
@@ -163,7 +175,26 @@ def check(options: LoadOptions) -> VllmConfig:
     model = config.model_config
     if model.runner_type != "pooling" or model.score_type != "bi-encoder":
         raise CannotStart(f"{model.model} is not an embedding model for vLLM {vllm_version}")
+    if options.modules is not None:
+        VectorModules(options.modules)
+        if "pooler_config" in options.options:
+            raise CannotStart(
+                "engine.vllm_options has pooler_config, and the files of the model say how it pools: change them, in"
+                f" {model.model}"
+            )
     return config
+
+
+def _placed(core: EngineCore, modules: Modules | None) -> VectorModules | None:
+    runner = runner_of(core)
+    if runner is not None:
+        return place_modules(runner.model, modules)
+    if modules is not None and modules.needs_place:
+        raise CannotStart(
+            "the model runs in other processes, where no modules after the transformer are computed but vLLM's pooling"
+            " by the last token, the mean or the first token: leave tensor_parallel_size at 1"
+        )
+    return None
 
 
 def engine_config(options: LoadOptions) -> VllmConfig:
@@ -178,6 +209,7 @@ def engine_config(options: LoadOptions) -> VllmConfig:
     return _engine_config(
         options,
         runner="pooling",
+        pooler_config=_pooler_config(options.modules),
         hf_overrides=overrides,
         enforce_eager=runs_eagerly(overrides) or on_cpu(),
         max_model_len=_max_model_len(options, step_tokens, config),
@@ -186,6 +218,13 @@ def engine_config(options: LoadOptions) -> VllmConfig:
         enable_prefix_caching=False,
         **_graphs(options, step_tokens),
     )
+
+
+def _pooler_config(modules: Modules | None) -> PoolerConfig | None:
+    """By which vLLM cuts its steps, and its pooling where ours cannot be placed; it does not read every layout."""
+    if modules is None:
+        return None
+    return PoolerConfig(seq_pooling_type=_VLLMS.get(modules.poolings[0], "MEAN"))
 
 
 def _replace_code(config: Mapping[str, Any], path: str) -> None:
@@ -293,10 +332,8 @@ def facts_of(core: EngineCore) -> EngineFacts:
 
 def _facts(core: EngineCore) -> EngineFacts:
     step_tokens, step_queries = _step_capacity(core)
-    dimensions = core.vllm_config.model_config.embedding_size
     return replace(
         facts_of(core),
-        dimensions=dimensions,
         step_token_capacity=step_tokens,
         step_query_capacity=step_queries,
         capture_sizes=captured(core.vllm_config),

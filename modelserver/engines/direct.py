@@ -7,23 +7,20 @@ against the general way agrees.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from vllm.forward_context import set_forward_context
-from vllm.model_executor.layers.pooler.seqwise import CLSPool, EmbeddingPoolerHead, LastPool, MeanPool, SequencePooler
-from vllm.model_executor.layers.pooler.special import DispatchPooler
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
 
 from modelserver.engines.core import CoreEngine
 from modelserver.engines.engine import IdArray, Matrix
+from modelserver.engines.modules import Rows, VectorModules
 from modelserver.engines.vllm_internals import runner_of
 from modelserver.errors import ModelServerError, device_errors
-
-_POOLING: dict[type[Any], Literal["cls", "last", "mean"]] = {CLSPool: "cls", LastPool: "last", MeanPool: "mean"}
 
 
 class NotDirect(ModelServerError):
@@ -44,7 +41,7 @@ class DirectEngine:
         self._group = group
         self._layers = tuple(group.layer_names)
         self._device = runner.device
-        self._pooling, self._head = _pooler(runner.model)
+        self._modules = _modules(core)
         # Threads of torch's own are what a second thread must not start beside the engine's on a CPU, and there the
         # copy to the device is nothing; on a GPU both belong to the preparation.
         self._builds_ahead = self._device.type != "cpu"
@@ -84,7 +81,8 @@ class DirectEngine:
                 positions=positions,
                 bounds=bounds,
                 lengths=lengths,
-                segments=self._to_device(torch.from_numpy(layout.segments)) if self._pooling == "mean" else None,
+                segments=self._to_device(torch.from_numpy(layout.segments)) if self._modules.needs_segments else None,
+                left_out=self._left_out(layout),
                 metadata=dict.fromkeys(self._layers, metadata),
                 slots=dict.fromkeys(self._layers, slots),
             )
@@ -100,7 +98,8 @@ class DirectEngine:
             hidden = self._model(
                 input_ids=step.token_ids, positions=step.positions, intermediate_tensors=None, inputs_embeds=None
             )
-            matrix: Matrix = self._project(self._pool(hidden, step)).to(torch.float32).cpu().numpy()
+            rows = Rows(step.bounds[:-1], step.lengths, step.segments, step.left_out)
+            matrix: Matrix = self._modules(hidden, rows).cpu().numpy()
             return matrix
 
     def recover(self) -> None:
@@ -109,23 +108,13 @@ class DirectEngine:
 
     def close(self) -> None:
         self._core.close()
-        del self._model, self._group, self._head, self._config  # a reference to the engine does not keep the weights
+        del self._model, self._group, self._modules, self._config  # a reference to the engine does not keep the weights
 
-    def _pool(self, hidden: torch.Tensor, step: PlacedStep) -> torch.Tensor:
-        if self._pooling == "cls":
-            return hidden[step.bounds[:-1]]
-        if self._pooling == "last":
-            return hidden[step.bounds[1:] - 1]
-        assert step.segments is not None, "mean pooling was prepared without its segments. This is a bug."
-        sums = torch.zeros((step.lengths.numel(), hidden.shape[-1]), dtype=torch.float32, device=hidden.device)
-        sums.index_add_(0, step.segments, hidden.to(torch.float32))
-        return sums / step.lengths.unsqueeze(1)
-
-    def _project(self, pooled: torch.Tensor) -> torch.Tensor:
-        """The pooler's head without what the aggregator does: neither shortened nor normalised."""
-        if self._head.head_dtype is not None:
-            pooled = pooled.to(self._head.head_dtype)
-        return pooled if self._head.projector is None else self._head.projector(pooled)
+    def _left_out(self, layout: Layout) -> torch.Tensor | None:
+        if not self._modules.prompts:
+            return None
+        queries = [each.tolist() for each in np.split(layout.token_ids, layout.bounds[1:-1])]
+        return self._to_device(torch.tensor(self._modules.left_out(queries)))
 
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device, non_blocking=True)
@@ -151,6 +140,7 @@ class PlacedStep:
     bounds: torch.Tensor
     lengths: torch.Tensor
     segments: torch.Tensor | None
+    left_out: torch.Tensor | None
     metadata: dict[str, Any]
     slots: dict[str, torch.Tensor]
 
@@ -193,13 +183,7 @@ def _attention_group(runner: Any) -> Any:
     return groups[0]
 
 
-def _pooler(model: Any) -> tuple[Literal["cls", "last", "mean"], EmbeddingPoolerHead]:
-    pooler = model.pooler
-    if isinstance(pooler, DispatchPooler):
-        pooler = pooler.poolers_by_task["embed"]
-    if not isinstance(pooler, SequencePooler) or not isinstance(pooler.head, EmbeddingPoolerHead):
-        raise NotDirect(f"the pooler {type(pooler).__name__} is not known")
-    pooling = _POOLING.get(type(pooler.pooling))
-    if pooling is None:
-        raise NotDirect(f"the pooling {type(pooler.pooling).__name__} is not known")
-    return pooling, pooler.head
+def _modules(core: CoreEngine) -> VectorModules:
+    if core.modules is None:
+        raise NotDirect("vLLM's class of this model pools in a way of its own")
+    return core.modules

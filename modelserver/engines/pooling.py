@@ -1,32 +1,110 @@
-"""How hidden states become a vector, by the files of a model or of its LoRA adapter."""
+"""The modules after a model's transformer, as sentence-transformers saved them: every key is known, or refused.
+
+What a key means, and what a missing one means, is as sentence-transformers 6.2 reads it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from modelserver.errors import CannotStart
-from modelserver.model_files import read_json
+from modelserver.model_files import POOLS_IN_CODE, read_json, sentence_config
 
-_MODULES = frozenset(("Transformer", "Pooling", "Normalize"))
-_MODES = {
-    "pooling_mode_lasttoken": "last",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
+_SAVED_BY = "sentence_transformers."
+_MODULE_KEYS = frozenset(("idx", "kwargs", "name", "path", "type"))
+_ACTIVATIONS = frozenset(
+    ("ELU", "GELU", "Identity", "LeakyReLU", "Mish", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softsign")
+) | {"Tanh"}
+"""Of torch.nn, without parameters."""
+_TRANSFORMER_KEYS: Mapping[str, Collection[Any]] = {
+    "backend": (None, "torch"),
+    "module_output_name": (None, "token_embeddings"),
+    "transformer_task": (None, "feature-extraction"),
 }
+"""Keys of a sentence config, and the values that are computed."""
+_READ_ELSEWHERE = frozenset(
+    (
+        *("do_lower_case", "document_length", "max_seq_length", "modality_config", "processing_kwargs"),
+        *("processor_kwargs", "query_expansion", "query_length", "tokenizer_args", "tokenizer_name_or_path"),
+        "unpad_inputs",
+    )
+)
+"""Keys of a sentence config that `model_files` reads, or that change no vector."""
+_HOW_COMPUTED = frozenset(("add_pooling_layer", "attn_implementation", "dtype", "torch_dtype", "trust_remote_code"))
+"""Of what a sentence config passes to transformers' model and configuration: not another vector but for rounding."""
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """As vLLM allows them."""
 
 
 class Pooling(StrEnum):
-    """Of the hidden states of one input: those of its last token, their mean, or those of its first token."""
+    """Of the hidden states of one input, in the order in which old files join them."""
 
-    LAST = "last"
-    MEAN = "mean"
     CLS = "cls"
+    MAX = "max"
+    MEAN = "mean"
+    MEAN_SQRT = "mean_sqrt_len_tokens"
+    WEIGHTED_MEAN = "weightedmean"
+    LAST = "lasttoken"
+
+
+_OLD_KEYS = {
+    "pooling_mode_cls_token": Pooling.CLS,
+    "pooling_mode_max_tokens": Pooling.MAX,
+    "pooling_mode_mean_tokens": Pooling.MEAN,
+    "pooling_mode_mean_sqrt_len_tokens": Pooling.MEAN_SQRT,
+    "pooling_mode_weightedmean_tokens": Pooling.WEIGHTED_MEAN,
+    "pooling_mode_lasttoken": Pooling.LAST,
+}
+_VLLMS = frozenset((Pooling.CLS, Pooling.MEAN, Pooling.LAST))
+"""What vLLM pools, and `tap`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A linear layer and its activation, a name of torch.nn's."""
+
+    folder: Path
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str
+    residual: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """With weights."""
+
+    folder: Path
+    dimensions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Normalize:
+    """To unit length, before other modules: at the end the aggregator does it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """What follows the transformer: poolings whose vectors are joined, and layers.
+
+    `prompts`: token ids that are left out of the pooling where an input begins with them, longest first.
+    """
+
+    poolings: tuple[Pooling, ...]
+    layers: tuple[Dense | LayerNorm | Normalize, ...] = ()
+    leaves_prompts_out: bool = False
+    prompts: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def needs_place(self) -> bool:
+        """Whether they are more than one of the three poolings that vLLM has."""
+        return bool(self.layers or self.prompts) or len(self.poolings) > 1 or self.poolings[0] not in _VLLMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +116,10 @@ class Embedding:
     adapter_rank: int = 0
 
 
-def read_embedding(model: Path, adapter: Path | None) -> Embedding:
+def read_embedding(model: Path, adapter: Path | None, *, trusted: bool = False) -> Embedding:
     """How to embed beside generation. Raises CannotStart for what cannot be pooled from a generating engine."""
     if adapter is None:
-        return Embedding(read_pooling(model))
+        return Embedding(_generating_pooling(model, trusted=trusted))
     config = read_json(adapter / "adapter_config.json")
     if config is None:
         raise CannotStart(f"{adapter} holds no adapter_config.json: not the folder of a LoRA adapter")
@@ -50,30 +128,195 @@ def read_embedding(model: Path, adapter: Path | None) -> Embedding:
     if config.get("peft_type") != "LORA" or fitting is None:
         raise CannotStart(f"{adapter} is not a LoRA adapter of a rank up to {_LORA_RANKS[-1]}: peft_type "
                           f"{config.get('peft_type')}, r {rank}")  # fmt: skip
-    return Embedding(read_pooling(adapter), adapter, fitting)
+    return Embedding(_generating_pooling(adapter, trusted=trusted), adapter, fitting)
 
 
-def read_pooling(folder: Path) -> Pooling:
-    """From modules.json and 1_Pooling/config.json; without them the last token. Raises CannotStart for another one."""
-    modules = read_json(folder / "modules.json") or []
-    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
-    if others := [kind for kind in kinds if kind not in _MODULES]:
+def read_modules(folder: Path, *, trusted: bool) -> Modules | None:
+    """The modules of a folder; None if it names none, or its published code pools.
+
+    `trusted`: the code that was published with the model is run. Raises CannotStart for what is not computed.
+    """
+    file = folder / "modules.json"
+    listed = read_json(file)
+    if listed is None:
+        _check_transformer(folder)
+        pooling = folder / "1_Pooling"
+        return _pooling(pooling)[0] if pooling.is_dir() else None
+    if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
+        raise CannotStart(f"{file} lists no modules")
+    kinds = [_kind(module, file, trusted=trusted) for module in listed]
+    if kinds == ["Transformer"] and (read_json(folder / "config.json") or {}).get("model_type") in POOLS_IN_CODE:
+        return None
+    if kinds[0] != "Transformer" or kinds[1:2] != ["Pooling"]:
         raise CannotStart(
-            f"{folder / 'modules.json'} has a {others[0]} module, which a model that also generates cannot run:"
-            " set model.task to embed"
+            f"{file} lists {', '.join(kinds)}: a model is served that begins with a Transformer and a Pooling module"
         )
-    paths = [str(module.get("path", "")) for module, kind in zip(modules, kinds, strict=True) if kind == "Pooling"]
-    config = read_json(folder / (paths[0] if paths else "1_Pooling") / "config.json")
-    return Pooling.LAST if config is None else _pooling(config, folder)
+    if str(listed[0]["type"]).startswith(_SAVED_BY):
+        _check_transformer(folder)
+    if path := listed[0].get("path"):
+        raise CannotStart(f"{file} has its Transformer in {path}: it must be in the model's folder itself")
+    modules, width = _pooling(folder / str(listed[1].get("path", "")))
+    layers = [
+        _layer(kind, folder / str(module.get("path", ""))) for kind, module in zip(kinds[2:], listed[2:], strict=True)
+    ]
+    if kinds[-1] == "Normalize":
+        layers.pop()
+    computed = tuple(each for each in layers if each is not None)
+    _check_widths(computed, width, file)
+    return Modules(modules.poolings, computed, modules.leaves_prompts_out)
 
 
-def _pooling(config: Mapping[str, Any], folder: Path) -> Pooling:
-    modes = [name for name, wanted in config.items() if name.startswith("pooling_mode") and wanted is True]
-    if len(modes) != 1 or modes[0] not in _MODES or config.get("include_prompt") is False:
-        asked = ", ".join(modes) or "none"
-        without = " without the prompt's tokens" if config.get("include_prompt") is False else ""
+def _generating_pooling(folder: Path, *, trusted: bool) -> Pooling:
+    modules = read_modules(folder, trusted=trusted)
+    if modules is None:
+        return Pooling.LAST
+    if modules.layers:
+        refused = f"has a {type(modules.layers[0]).__name__} module after its pooling"
+    elif len(modules.poolings) > 1 or modules.poolings[0] not in _VLLMS:
+        refused = f"pools by {' and '.join(modules.poolings)}"
+    elif modules.leaves_prompts_out:
+        refused = "pools without the prompt's tokens (include_prompt)"
+    else:
+        return modules.poolings[0]
+    raise CannotStart(
+        f"{folder} {refused}; a model that also generates can pool by the last token, the mean or the first token of"
+        " the whole input, and nothing after it: set model.task to embed"
+    )
+
+
+def _kind(module: Mapping[str, Any], file: Path, *, trusted: bool) -> str:
+    """The class of a module. Raises CannotStart for one that is not computed here."""
+    type_ = str(module.get("type", ""))
+    kind = type_.rpartition(".")[2]
+    if unknown := sorted(module.keys() - _MODULE_KEYS):
+        raise CannotStart(f"{file} says {unknown[0]} of its {kind} module, which is not known")
+    if kind not in ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout"):
         raise CannotStart(
-            f"{folder} pools by {asked}{without}; a model that also generates can pool by the last token, the mean or"
-            " the first token of the whole input: set model.task to embed"
+            f"{file} has a {type_} module, which is not computed: Transformer, Pooling, Dense, LayerNorm, Normalize and"
+            " Dropout are"
         )
-    return Pooling(_MODES[modes[0]])
+    if type_.startswith(_SAVED_BY):
+        return kind
+    if kind == "Transformer":
+        model_type = (read_json(file.parent / "config.json") or {}).get("model_type")
+        if trusted or model_type in POOLS_IN_CODE:
+            return kind
+    raise CannotStart(
+        f"{file} has a {type_} module, code that was published with the model and is not run: only that of a"
+        " Transformer is, with a pinned model.revision and trust_remote_code in engine.vllm_options"
+    )
+
+
+def _check_transformer(folder: Path) -> None:
+    """Raises CannotStart for a sentence config, or one of the whole model, that asks for other vectors."""
+    for key, value in sentence_config(folder).items():
+        if key in ("model_args", "model_kwargs", "config_args", "config_kwargs"):
+            known = isinstance(value, dict | None) and not (value or {}).keys() - _HOW_COMPUTED
+        elif key == "modality_config":
+            text = value.get("text") or {}
+            known = text.get("method", "forward") == "forward"
+            known &= text.get("method_output_name", "last_hidden_state") == "last_hidden_state"
+        else:
+            known = key in _READ_ELSEWHERE or value in _TRANSFORMER_KEYS.get(key, ())
+        if not known:
+            raise CannotStart(f"{folder} sets {key} of its Transformer module to {json.dumps(value)}, which is not"
+                              " computed")  # fmt: skip
+    whole = read_json(folder / "config_sentence_transformers.json") or {}
+    if whole.get("model_type", "SentenceTransformer") != "SentenceTransformer":
+        raise CannotStart(
+            f"{folder} is a {whole['model_type']} of sentence-transformers: its vectors are not one a text"
+        )
+    if whole.get("truncate_dim") is not None:
+        raise CannotStart(
+            f"config_sentence_transformers.json in {folder} shortens vectors to truncate_dim {whole['truncate_dim']}:"
+            " remove it, and let clients ask for dimensions (matryoshka_dimensions lists the sizes)"
+        )
+
+
+def _config(folder: Path, known: Collection[str], *, optional: bool = False) -> dict[str, Any]:
+    file = folder / "config.json"
+    config = read_json(file)
+    if config is None and optional:
+        return {}
+    if not isinstance(config, dict):
+        raise CannotStart(f"{file} is missing, or no object: it says how the module computes")
+    if unknown := sorted(config.keys() - set(known)):
+        raise CannotStart(f"{file} sets {unknown[0]} to {json.dumps(config[unknown[0]])}, which is not known")
+    return config
+
+
+def _pooling(folder: Path) -> tuple[Modules, int]:
+    """The poolings, and the size of the joined vector."""
+    file, sizes = folder / "config.json", ("embedding_dimension", "word_embedding_dimension")
+    config = _config(folder, (*sizes, "include_prompt", "pooling_mode", *_OLD_KEYS))
+    named = config.get("pooling_mode")
+    if named is None:
+        named = [mode for key, mode in _OLD_KEYS.items() if _flag(config, key, file)] or [Pooling.MEAN]
+    modes = [named] if isinstance(named, str) else named
+    if not isinstance(modes, list) or not modes or any(mode not in set(Pooling) for mode in modes):
+        raise CannotStart(f"{file} pools by {json.dumps(named)}: {', '.join(Pooling)} are computed")
+    size = _size(config, next((key for key in sizes if key in config), sizes[0]), file)
+    leaves_out = not _flag(config, "include_prompt", file, default=True)
+    return Modules(tuple(map(Pooling, modes)), leaves_prompts_out=leaves_out), size * len(modes)
+
+
+def _layer(kind: str, folder: Path) -> Dense | LayerNorm | Normalize | None:
+    file = folder / "config.json"
+    names = ("module_input_name", "module_output_name")
+    if kind == "Dropout":
+        _config(folder, ("dropout",), optional=True)
+        return None  # of training alone
+    if kind == "LayerNorm":
+        return LayerNorm(folder, _size(_config(folder, ("dimension",)), "dimension", file))
+    if kind == "Normalize":
+        _check_names(_config(folder, names, optional=True), names, file)
+        return Normalize()
+    if kind != "Dense":
+        raise CannotStart(f"{folder.parent / 'modules.json'} has a second {kind} module, which is not computed")
+    config = _config(folder, ("in_features", "out_features", "bias", "activation_function", "use_residual", *names))
+    _check_names(config, names, file)
+    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    name = str(activation).rpartition(".")[2]
+    if not str(activation).startswith("torch.nn.") or name not in _ACTIVATIONS:
+        raise CannotStart(
+            f"{file} has the activation {activation}: those of torch.nn that are computed are"
+            f" {', '.join(sorted(_ACTIVATIONS))}"
+        )
+    return Dense(
+        folder=folder,
+        inputs=_size(config, "in_features", file),
+        outputs=_size(config, "out_features", file),
+        bias=_flag(config, "bias", file, default=True),
+        activation=name,
+        residual=_flag(config, "use_residual", file),
+    )
+
+
+def _check_names(config: Mapping[str, Any], names: Collection[str], file: Path) -> None:
+    for name in names:
+        if config.get(name) not in (None, "sentence_embedding"):
+            raise CannotStart(f"{file} sets {name} to {json.dumps(config[name])}: only sentence_embedding is computed")
+
+
+def _check_widths(layers: Collection[Dense | LayerNorm | Normalize], width: int, file: Path) -> None:
+    for layer in layers:
+        if isinstance(layer, Normalize):
+            continue
+        takes = layer.inputs if isinstance(layer, Dense) else layer.dimensions
+        if takes != width:
+            raise CannotStart(f"{layer.folder.name} in {file} takes {takes} dimensions, and gets {width}")
+        width = layer.outputs if isinstance(layer, Dense) else width
+
+
+def _flag(config: Mapping[str, Any], key: str, file: Path, *, default: bool = False) -> bool:
+    value = config.get(key, default)
+    if not isinstance(value, bool):
+        raise CannotStart(f"{file} sets {key} to {json.dumps(value)}: it must be true or false")
+    return value
+
+
+def _size(config: Mapping[str, Any], key: str, file: Path) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CannotStart(f"{file} sets {key} to {json.dumps(value)}: it must be a number of dimensions")
+    return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from vllm.model_executor.models import registry
+from vllm.model_executor.models import adapters, registry
 from vllm.v1.engine.core import EngineCore
 
 T = TypeVar("T")
@@ -33,6 +33,10 @@ USED: Mapping[str, tuple[str, ...]] = {
         "try_get_generation_config()",
         "get_diff_sampling_param()",
     ),
+    "vllm.model_executor.models.adapters": ("_load_st_projector(model_config)",),
+    "vllm.model_executor.layers.pooler.seqwise.SequencePooler": ("head", "pooling"),
+    "vllm.v1.pool.metadata.PoolingMetadata": ("get_pooling_cursor()", "get_prompt_token_ids_cpu()"),
+    "vllm.v1.pool.metadata.PoolingCursor": ("first_token_indices_gpu", "is_partial_prefill()", "prompt_lens_cpu"),
     "vllm.v1.engine.core.EngineCore": (
         "__init__(vllm_config, executor_class, log_stats)",
         "step()",
@@ -139,6 +143,16 @@ def inspect_classes_in_process() -> None:
 
 def _called(inspect: Callable[[], T]) -> T:
     return inspect()
+
+
+def leave_dense_out() -> None:
+    """Let vLLM load no linear layer after its pooling: it skips what stands between, and activations that it lacks."""
+    module: Any = adapters
+    module.try_get_dense_modules = _no_modules  # vLLM has no setting for it
+
+
+def _no_modules(*_: object, **__: object) -> None:
+    return None
 
 
 def runner_of(core: EngineCore) -> Any:

@@ -1,4 +1,4 @@
-"""How a model that generates embeds as well: read from its files, or refused with what to do."""
+"""What follows a model's transformer: every key of its files is read in each layout, or refused with what to do."""
 
 from __future__ import annotations
 
@@ -8,14 +8,32 @@ from typing import Any
 
 import pytest
 
-from modelserver.engines.choice import tasks_of
+from modelserver.engines.choice import modules_of, tasks_of
 from modelserver.engines.engine import Task
-from modelserver.engines.pooling import Embedding, Pooling, read_embedding, read_pooling
+from modelserver.engines.pooling import (
+    Dense,
+    Embedding,
+    LayerNorm,
+    Modules,
+    Normalize,
+    Pooling,
+    read_embedding,
+    read_modules,
+)
 from modelserver.errors import CannotStart
-from modelserver.model_files import ModelFiles, read, with_adapter
-from modelserver.settings import ModelServerSettings, ModelSettings
+from modelserver.model_files import ModelFiles, locate, read, with_adapter
+from modelserver.settings import EngineSettings, ModelServerSettings, ModelSettings
+from protos.modelserver.v1.fingerprint import TOKENIZER_FILE
 
 BOTH = frozenset(Task)
+NEW_TYPES = {
+    "Transformer": "sentence_transformers.base.modules.transformer.Transformer",
+    "Pooling": "sentence_transformers.sentence_transformer.modules.pooling.Pooling",
+    "Dense": "sentence_transformers.base.modules.dense.Dense",
+    "LayerNorm": "sentence_transformers.sentence_transformer.modules.layer_norm.LayerNorm",
+    "Normalize": "sentence_transformers.base.modules.normalize.Normalize",
+}
+DENSE = {"in_features": 8, "out_features": 4, "activation_function": "torch.nn.modules.activation.Tanh"}
 
 
 def write(folder: Path, name: str, content: Any) -> None:
@@ -23,14 +41,34 @@ def write(folder: Path, name: str, content: Any) -> None:
     (folder / name).write_text(json.dumps(content), encoding="utf-8")
 
 
-def modules(*kinds: str) -> list[dict[str, str]]:
-    paths = {"Pooling": "1_Pooling", "Dense": "2_Dense"}
-    return [{"type": f"sentence_transformers.models.{kind}", "path": paths.get(kind, "")} for kind in kinds]
+def modules(folder: Path, *kinds: str, new: bool = False) -> None:
+    types = NEW_TYPES if new else {}
+    listed = [
+        {
+            "idx": place,
+            "name": str(place),
+            "path": f"{place}_{kind}" if place else "",
+            "type": types.get(kind, kind if "." in kind else f"sentence_transformers.models.{kind}"),
+        }
+        for place, kind in enumerate(kinds)
+    ]
+    write(folder, "modules.json", listed)
 
 
-def pooled(folder: Path, **modes: bool) -> None:
-    write(folder, "modules.json", modules("Transformer", "Pooling", "Normalize"))
-    write(folder, "1_Pooling/config.json", {"word_embedding_dimension": 8, **modes})
+def pooled(folder: Path, *after: str, **config: Any) -> None:
+    modules(folder, "Transformer", "Pooling", *(after or ("Normalize",)))
+    write(folder, "1_Pooling/config.json", {"word_embedding_dimension": 8, **config})
+
+
+def read_(folder: Path) -> Modules:
+    found = read_modules(folder, trusted=False)
+    assert found is not None
+    return found
+
+
+def refused(folder: Path, says: str) -> None:
+    with pytest.raises(CannotStart, match=says):
+        read_modules(folder, trusted=False)
 
 
 def causal(folder: Path, *, generation_config: bool = True) -> ModelFiles:
@@ -46,6 +84,234 @@ def tasks(files: ModelFiles, task: Any = "auto", adapter: str = "") -> frozenset
 
 
 @pytest.mark.parametrize(
+    ("config", "poolings"),
+    [
+        ({"pooling_mode_lasttoken": True}, "lasttoken"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}, "mean"),
+        ({"pooling_mode_cls_token": True}, "cls"),
+        ({"pooling_mode_max_tokens": True}, "max"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len_tokens"),
+        ({"pooling_mode_weightedmean_tokens": True}, "weightedmean"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "cls mean"),
+        ({}, "mean"),
+        ({"pooling_mode": "max"}, "max"),
+        ({"pooling_mode": ["mean"]}, "mean"),
+        ({"pooling_mode": ["mean", "cls"], "include_prompt": True}, "mean cls"),
+        ({"pooling_mode": "cls", "pooling_mode_mean_tokens": True}, "cls"),
+    ],
+)
+def test_poolings_are_as_the_files_of_each_layout_say(tmp_path: Path, config: dict[str, Any], poolings: str) -> None:
+    pooled(tmp_path, **config)
+    assert read_(tmp_path) == Modules(tuple(map(Pooling, poolings.split())))
+
+
+def test_both_layouts_of_all_modules_are_read_alike(tmp_path: Path) -> None:
+    kinds = ("Transformer", "Pooling", "Normalize", "Dense", "Dropout", "LayerNorm", "Normalize")
+    old, new = tmp_path / "old", tmp_path / "new"
+    names = dict.fromkeys(("module_input_name", "module_output_name"), "sentence_embedding")
+    for folder in (old, new):
+        modules(folder, *kinds, new=folder == new)
+        write(folder, "3_Dense/config.json", DENSE | (names if folder == new else {"bias": False}))
+        write(folder, "5_LayerNorm/config.json", {"dimension": 4})
+        write(folder, "sentence_bert_config.json", {"max_seq_length": 9, "do_lower_case": False})
+    write(old, "1_Pooling/config.json", {"word_embedding_dimension": 8, "pooling_mode_max_tokens": True})
+    write(new, "1_Pooling/config.json", {"embedding_dimension": 8, "pooling_mode": "max", "include_prompt": False})
+    write(new, "2_Normalize/config.json", names)
+    text = {"method": "forward", "method_output_name": "last_hidden_state"}
+    transformer = {"transformer_task": "feature-extraction", "modality_config": {"text": text}}
+    write(new, "sentence_bert_config.json", transformer | {"module_output_name": "token_embeddings"})
+
+    def expected(folder: Path, *, bias: bool) -> tuple[Any, ...]:
+        dense = Dense(folder / "3_Dense", 8, 4, bias=bias, activation="Tanh", residual=False)
+        return (Normalize(), dense, LayerNorm(folder / "5_LayerNorm", 4))
+
+    assert read_(old) == Modules((Pooling.MAX,), expected(old, bias=False))
+    assert read_(new) == Modules((Pooling.MAX,), expected(new, bias=True), leaves_prompts_out=True)
+
+
+def test_a_folder_without_modules_is_pooled_as_vllm_does_unless_it_has_a_pooling(tmp_path: Path) -> None:
+    assert read_modules(tmp_path, trusted=False) is None
+    write(tmp_path, "1_Pooling/config.json", {"word_embedding_dimension": 8, "pooling_mode_max_tokens": True})
+    assert read_(tmp_path) == Modules((Pooling.MAX,))
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"pooling_mode": "median"}, 'pools by "median": cls, max, mean'),
+        ({"pooling_mode": []}, r"pools by \[\]"),
+        ({"pooling_mode_median_tokens": True}, "sets pooling_mode_median_tokens to true, which is not known"),
+        ({"pooling_mode_mean_tokens": 1}, "sets pooling_mode_mean_tokens to 1: it must be true or false"),
+        ({"include_prompt": None}, "sets include_prompt to null"),
+        ({"word_embedding_dimension": "8"}, 'sets word_embedding_dimension to "8"'),
+        ({"word_embedding_dimension": 0}, "sets word_embedding_dimension to 0"),
+    ],
+)
+def test_a_pooling_that_is_not_computed_is_refused(tmp_path: Path, config: dict[str, Any], says: str) -> None:
+    pooled(tmp_path, **config)
+    refused(tmp_path, says)
+
+
+@pytest.mark.parametrize(
+    "kind", ["CNN", "LSTM", "BoW", "WordWeights", "WeightedLayerPooling", "Router", "Asym", "CLIPModel"]
+)
+def test_another_module_is_refused(tmp_path: Path, kind: str) -> None:
+    pooled(tmp_path, kind)
+    refused(tmp_path, f"has a sentence_transformers.models.{kind} module, which is not computed: Transformer, Pooling")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "says"),
+    [
+        (("Transformer",), "lists Transformer: a model is served that begins with"),
+        (("Pooling", "Transformer"), "lists Pooling, Transformer"),
+        (("Transformer", "Dense", "Pooling"), "lists Transformer, Dense, Pooling"),
+        (("Transformer", "Pooling", "Pooling"), "second Pooling module"),
+        (("custom_st.Transformer", "Pooling"), "code that was published with the model .* trust_remote_code"),
+        (("Transformer", "somebody.Pooling"), "has a somebody.Pooling module"),
+    ],
+)
+def test_modules_in_another_order_or_of_others_are_refused(tmp_path: Path, kinds: tuple[str, ...], says: str) -> None:
+    modules(tmp_path, *kinds)
+    write(tmp_path, "1_Pooling/config.json", {"word_embedding_dimension": 8})
+    refused(tmp_path, says)
+
+
+def test_a_published_transformer_is_taken_where_its_code_is_run_or_vllm_knows_it(tmp_path: Path) -> None:
+    modules(tmp_path, "custom_st.Transformer", "Pooling")
+    write(tmp_path, "1_Pooling/config.json", {"word_embedding_dimension": 8})
+    write(tmp_path, "sentence_bert_config.json", {"of_its_own": 1})
+    assert read_modules(tmp_path, trusted=True) == Modules((Pooling.MEAN,))
+    modules(tmp_path, "custom_st.Transformer")
+    refused(tmp_path, "code that was published")
+    write(tmp_path, "config.json", {"model_type": "jina_embeddings_v5"})
+    assert read_modules(tmp_path, trusted=False) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"activation_function": "torch.nn.modules.activation.Softmax"}, "has the activation .*Softmax: those of"),
+        ({"activation_function": "mine.Tanh"}, "has the activation mine.Tanh"),
+        ({"activation_function": None}, "has the activation None"),
+        ({"module_input_name": "token_embeddings"}, 'module_input_name to "token_embeddings": only sentence_embedding'),
+        ({"dropout": 0.1}, "sets dropout to 0.1, which is not known"),
+        ({"bias": "yes"}, 'sets bias to "yes"'),
+        ({"in_features": 9}, "2_Dense in .*modules.json takes 9 dimensions, and gets 8"),
+        ({"out_features": None}, "sets out_features to null"),
+    ],
+)
+def test_a_dense_module_that_is_not_computed_is_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    pooled(tmp_path, "Dense")
+    write(tmp_path, "2_Dense/config.json", DENSE | change)
+    refused(tmp_path, says)
+
+
+def test_what_a_dense_module_leaves_unsaid_is_as_sentence_transformers_has_it(tmp_path: Path) -> None:
+    pooled(tmp_path, "Dense")
+    write(tmp_path, "2_Dense/config.json", {"in_features": 8, "out_features": 4})
+    assert read_(tmp_path).layers == (Dense(tmp_path / "2_Dense", 8, 4, bias=True, activation="Tanh", residual=False),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "says"),
+    [
+        ("Dense", None, "2_Dense/config.json is missing"),
+        ("LayerNorm", {"dimension": 7}, "takes 7 dimensions, and gets 8"),
+        ("LayerNorm", {"dimension": 8, "eps": 1e-3}, "sets eps to 0.001"),
+        ("Normalize", {"module_input_name": "token_embeddings"}, "only sentence_embedding is computed"),
+        ("Dropout", {"dropout": 0.2, "scale": 2}, "sets scale to 2"),
+    ],
+)
+def test_every_key_of_every_module_is_asked(tmp_path: Path, kind: str, config: Any, says: str) -> None:
+    pooled(tmp_path, kind)
+    if config is not None:
+        write(tmp_path, f"2_{kind}/config.json", config)
+    refused(tmp_path, says)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, 'sets transformer_task .* to "fill-mask"'),
+        ("sentence_bert_config.json", {"module_output_name": "sentence_embedding"}, "sets module_output_name"),
+        ("sentence_bert_config.json", {"model_args": {"num_hidden_layers": 2}}, "sets model_args"),
+        ("sentence_bert_config.json", {"config_kwargs": {"is_decoder": True}}, "sets config_kwargs"),
+        ("sentence_bert_config.json", {"of_tomorrow": 1}, "sets of_tomorrow of its Transformer module to 1"),
+        (
+            "sentence_bert_config.json",
+            {"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}},
+            "sets modality_config",
+        ),
+        ("config_sentence_transformers.json", {"truncate_dim": 64}, "shortens vectors to truncate_dim 64: remove it"),
+        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "is a SparseEncoder of sentence-trans"),
+    ],
+)
+def test_a_transformer_that_gives_other_states_is_refused(tmp_path: Path, file: str, content: Any, says: str) -> None:
+    pooled(tmp_path)
+    write(tmp_path, file, content)
+    refused(tmp_path, says)
+
+
+def test_how_a_transformer_computes_is_not_asked(tmp_path: Path) -> None:
+    pooled(tmp_path)
+    content = {
+        "model_kwargs": {"attn_implementation": "sdpa", "dtype": "auto"},
+        "config_args": None,
+        "backend": "torch",
+    }
+    write(tmp_path, "sentence_bert_config.json", content)
+    assert read_(tmp_path) == Modules((Pooling.MEAN,))
+
+
+def test_a_module_of_unknown_keys_and_one_elsewhere_are_refused(tmp_path: Path) -> None:
+    pooled(tmp_path)
+    listed = json.loads((tmp_path / "modules.json").read_text(encoding="utf-8"))
+    write(tmp_path, "modules.json", [listed[0] | {"path": "0_Transformer"}, listed[1]])
+    refused(tmp_path, "has its Transformer in 0_Transformer")
+    write(tmp_path, "modules.json", [listed[0], listed[1] | {"weight": 2}])
+    refused(tmp_path, "says weight of its Pooling module")
+    for nothing in ("[]", "{}", '["Pooling"]'):
+        (tmp_path / "modules.json").write_text(nothing, encoding="utf-8")
+        refused(tmp_path, "lists no modules")
+
+
+def prompted(folder: Path, **prompts: str) -> ModelFiles:
+    pooled(folder, include_prompt=False)
+    write(folder, "config.json", {"architectures": ["BertModel"], "vocab_size": 30522, "hidden_size": 8})
+    write(folder, "config_sentence_transformers.json", {"prompts": prompts})
+    (folder / TOKENIZER_FILE).write_bytes((locate("", "") / TOKENIZER_FILE).read_bytes())
+    return read(folder, "r")
+
+
+def test_prompts_that_are_not_pooled_are_known_by_their_tokens(tmp_path: Path) -> None:
+    found = modules_of(ModelServerSettings(), prompted(tmp_path, query="query: ", document="this query: "))
+    assert found is not None
+    assert found.prompts == ((101, 2023, 23032, 1024), (101, 23032, 1024))
+    assert found.needs_place
+
+
+def test_without_a_prompt_nothing_is_left_out(tmp_path: Path) -> None:
+    found = modules_of(ModelServerSettings(), prompted(tmp_path, query="", other="other: "))
+    assert found is not None
+    assert not found.needs_place
+
+
+def test_a_prompt_that_runs_into_its_text_cannot_be_left_out(tmp_path: Path) -> None:
+    with pytest.raises(CannotStart, match="prompt 'quer' are others before "):
+        modules_of(ModelServerSettings(), prompted(tmp_path, query="quer"))
+
+
+def test_code_is_run_only_where_the_settings_say_so(tmp_path: Path) -> None:
+    files = prompted(tmp_path)
+    modules(tmp_path, "custom_st.Transformer", "Pooling")
+    trusting = ModelServerSettings(engine=EngineSettings(vllm_options={"trust_remote_code": True}))
+    assert modules_of(trusting, files) is not None
+    with pytest.raises(CannotStart, match="trust_remote_code"):
+        modules_of(ModelServerSettings(), files)
+
+
+@pytest.mark.parametrize(
     ("mode", "pooling"),
     [
         ("pooling_mode_lasttoken", Pooling.LAST),
@@ -53,30 +319,30 @@ def tasks(files: ModelFiles, task: Any = "auto", adapter: str = "") -> frozenset
         ("pooling_mode_cls_token", Pooling.CLS),
     ],
 )
-def test_pooling_is_as_the_files_say(tmp_path: Path, mode: str, pooling: Pooling) -> None:
-    pooled(tmp_path, **{mode: True, "pooling_mode_max_tokens": False})
-    assert read_pooling(tmp_path) is pooling
+def test_a_model_that_generates_pools_as_its_files_say(tmp_path: Path, mode: str, pooling: Pooling) -> None:
+    pooled(tmp_path, **{mode: True})
+    assert read_embedding(tmp_path, None) == Embedding(pooling)
 
 
 @pytest.mark.parametrize(
-    ("modes", "says"),
+    ("config", "says"),
     [
-        ({"pooling_mode_max_tokens": True}, "pools by pooling_mode_max_tokens;"),
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "pooling_mode_mean_tokens, pooling_mode"),
-        ({}, "pools by none"),
-        ({"pooling_mode_mean_tokens": True, "include_prompt": False}, "without the prompt's tokens"),
+        ({"pooling_mode": "max"}, "pools by max;"),
+        ({"pooling_mode": ["mean", "cls"]}, "pools by mean and cls;"),
+        ({"pooling_mode": "mean", "include_prompt": False}, "without the prompt's tokens"),
     ],
 )
-def test_other_poolings_are_refused(tmp_path: Path, modes: dict[str, bool], says: str) -> None:
-    pooled(tmp_path, **modes)
-    with pytest.raises(CannotStart, match=says):
-        read_pooling(tmp_path)
+def test_a_model_that_generates_pools_by_one_of_three(tmp_path: Path, config: dict[str, Any], says: str) -> None:
+    pooled(tmp_path, **config)
+    with pytest.raises(CannotStart, match=f"{says}.*set model.task to embed"):
+        read_embedding(tmp_path, None)
 
 
-def test_a_module_after_pooling_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, "modules.json", modules("Transformer", "Pooling", "Dense"))
+def test_a_model_that_generates_has_no_module_after_its_pooling(tmp_path: Path) -> None:
+    pooled(tmp_path, "Dense")
+    write(tmp_path, "2_Dense/config.json", DENSE)
     with pytest.raises(CannotStart, match=r"has a Dense module.*set model.task to embed"):
-        read_pooling(tmp_path)
+        read_embedding(tmp_path, None)
 
 
 def test_an_adapter_brings_its_own_pooling_prompts_and_revision(tmp_path: Path) -> None:
@@ -113,7 +379,7 @@ def test_auto_only_embeds_what_cannot_be_pooled_from_an_engine_that_generates(tm
     pooled(tmp_path, pooling_mode_max_tokens=True)
     files = causal(tmp_path)
     assert tasks(files) == {Task.EMBED}
-    with pytest.raises(CannotStart, match="pooling_mode_max_tokens"):
+    with pytest.raises(CannotStart, match="pools by max"):
         tasks(files, "both")
 
 
@@ -122,3 +388,12 @@ def test_a_model_that_cannot_generate_is_not_served_for_both(tmp_path: Path) -> 
     write(tmp_path, "tokenizer.json", {})
     with pytest.raises(CannotStart, match="not a causal language model"):
         tasks(read(tmp_path, "r"), "both")
+
+
+def test_only_a_last_normalize_is_left_to_the_aggregator(tmp_path: Path) -> None:
+    files = causal(tmp_path)
+    assert not files.normalizes
+    pooled(tmp_path, "Normalize", "Dense")
+    assert not read(tmp_path, "r").normalizes
+    pooled(tmp_path, "Dense", "Normalize")
+    assert read(tmp_path, "r").normalizes

@@ -1,0 +1,220 @@
+"""Pool the hidden states of a step and run the modules that follow, in float32, for both ways to drive vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from vllm.model_executor.layers.pooler import PoolingParamsUpdate
+from vllm.model_executor.layers.pooler.seqwise import CLSPool, EmbeddingPoolerHead, LastPool, MeanPool, SequencePooler
+from vllm.model_executor.layers.pooler.seqwise.methods import SequencePoolingMethod
+from vllm.model_executor.layers.pooler.special import DispatchPooler
+
+from modelserver.engines.pooling import Dense, LayerNorm, Modules, Normalize, Pooling
+from modelserver.errors import CannotStart
+
+_VLLMS: dict[type[Any], Pooling] = {CLSPool: Pooling.CLS, LastPool: Pooling.LAST, MeanPool: Pooling.MEAN}
+_OF_ONE_TOKEN = frozenset((Pooling.CLS, Pooling.LAST))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where the queries of a step lie in its hidden states, on the device.
+
+    `first`, `lengths`, and `left_out` (tokens of each prompt that is not pooled; None: no such prompt): [queries].
+    `segments`: the query of each token, where `VectorModules.needs_segments`.
+    """
+
+    first: torch.Tensor
+    lengths: torch.Tensor
+    segments: torch.Tensor | None
+    left_out: torch.Tensor | None = None
+
+
+class VectorModules(nn.Module):  # type: ignore[misc]  # torch is without types to mypy
+    """From hidden states [tokens, hidden] to vectors float32 [queries, dimensions], not normalised."""
+
+    def __init__(self, modules: Modules) -> None:
+        """Load the weights. Raises CannotStart if they are not as the modules' configuration says."""
+        super().__init__()
+        self.poolings, self.prompts = modules.poolings, modules.prompts
+        self.layers = nn.Sequential(*map(_layer, modules.layers))
+        self.needs_segments = not _OF_ONE_TOKEN.issuperset(modules.poolings)
+        sizes = [layer.outputs for layer in modules.layers if isinstance(layer, Dense)]
+        self._outputs = sizes[-1] if sizes else None
+
+    def dimensions(self, hidden_size: int) -> int:
+        return self._outputs or hidden_size * len(self.poolings)
+
+    def left_out(self, queries: Sequence[Sequence[int]]) -> list[int]:
+        """How many tokens each query's prompt has; 0 if it begins with none."""
+
+        def begun(query: Sequence[int]) -> Iterator[int]:
+            return (len(each) for each in self.prompts if tuple(query[: len(each)]) == each and len(query) > len(each))
+
+        return [next(begun(query), 0) for query in queries]
+
+    def forward(self, hidden: torch.Tensor, rows: Rows) -> torch.Tensor:
+        tokens = self._tokens(hidden, rows) if self.needs_segments else None
+        parts = [_pooled(each, hidden, rows, tokens) for each in self.poolings]
+        vectors: torch.Tensor = self.layers(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0])
+        return vectors
+
+    def _tokens(self, hidden: torch.Tensor, rows: Rows) -> _Tokens:
+        values, segments, counts = hidden.to(torch.float32), rows.segments, rows.lengths
+        assert segments is not None, "A pooling of all tokens was prepared without their segments. This is a bug."
+        if rows.left_out is None and Pooling.WEIGHTED_MEAN not in self.poolings:
+            return _Tokens(values, segments, counts, values[:0, :1])
+        positions = torch.arange(segments.numel(), device=segments.device) - rows.first[segments]
+        weights = (positions + 1).to(torch.float32).unsqueeze(1)
+        if rows.left_out is None:
+            return _Tokens(values, segments, counts, weights)
+        kept = positions >= rows.left_out[segments]
+        return _Tokens(values[kept], segments[kept], counts - rows.left_out, weights[kept])
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """The hidden states that are pooled, float32, without those of prompts that are left out.
+
+    counts: of each query. weights: of a weighted mean, [tokens, 1]; empty without one.
+    """
+
+    values: torch.Tensor
+    segments: torch.Tensor
+    counts: torch.Tensor
+    weights: torch.Tensor
+
+    def sums(self, values: torch.Tensor) -> torch.Tensor:
+        sums = torch.zeros((self.counts.numel(), values.shape[-1]), dtype=torch.float32, device=values.device)
+        return sums.index_add_(0, self.segments, values)
+
+
+def _pooled(pooling: Pooling, hidden: torch.Tensor, rows: Rows, tokens: _Tokens | None) -> torch.Tensor:
+    if pooling is Pooling.CLS:
+        first = rows.first if rows.left_out is None else rows.first + rows.left_out
+        return hidden[first].to(torch.float32)
+    if pooling is Pooling.LAST:
+        return hidden[rows.first + rows.lengths - 1].to(torch.float32)
+    assert tokens is not None, f"{pooling} was prepared as a pooling of one token. This is a bug."
+    counts = tokens.counts.unsqueeze(1)
+    match pooling:
+        case Pooling.MAX:
+            return torch.segment_reduce(tokens.values, "max", lengths=tokens.counts.to(torch.int64))
+        case Pooling.WEIGHTED_MEAN:
+            return tokens.sums(tokens.values * tokens.weights) / tokens.sums(tokens.weights)
+        case Pooling.MEAN_SQRT:
+            return tokens.sums(tokens.values) / counts.to(torch.float32).sqrt()
+        case _:
+            return tokens.sums(tokens.values) / counts
+
+
+class _Unit(nn.Module):  # type: ignore[misc]
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        return nn.functional.normalize(vectors, dim=-1)
+
+
+class _Dense(nn.Module):  # type: ignore[misc]
+    def __init__(self, layer: Dense) -> None:
+        super().__init__()
+        self.linear = nn.Linear(layer.inputs, layer.outputs, bias=layer.bias)
+        self.activation = getattr(nn, layer.activation)()
+        self.is_residual = layer.residual
+        if layer.residual and layer.inputs != layer.outputs:
+            self.residual = nn.Linear(layer.inputs, layer.outputs, bias=False)
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.activation(self.linear(vectors))
+        if not self.is_residual:
+            return found
+        return found + (self.residual(vectors) if hasattr(self, "residual") else vectors)
+
+
+class _Norm(nn.Module):  # type: ignore[misc]
+    def __init__(self, layer: LayerNorm) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(layer.dimensions)
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.norm(vectors)
+        return normed
+
+
+def _layer(layer: Dense | LayerNorm | Normalize) -> nn.Module:
+    """With its weights, float32 on the CPU."""
+    if isinstance(layer, Normalize):
+        return _Unit()
+    module = _Dense(layer) if isinstance(layer, Dense) else _Norm(layer)
+    safe, pickled = layer.folder / "model.safetensors", layer.folder / "pytorch_model.bin"
+    try:
+        weights = load_file(safe) if safe.is_file() else torch.load(pickled, map_location="cpu", weights_only=True)
+        module.load_state_dict(weights, strict=True)
+    except Exception as error:
+        raise CannotStart(
+            f"the weights of {layer.folder} cannot be read: {type(error).__name__}:"
+            f" {' '.join(str(error).split())[:400]}"
+        ) from error
+    return module.to(torch.float32).requires_grad_(requires_grad=False)
+
+
+class _ModulesPool(SequencePoolingMethod):  # type: ignore[misc]  # vLLM is without types to mypy
+    """In the place of vLLM's pooling."""
+
+    def __init__(self, modules: VectorModules) -> None:
+        super().__init__()
+        self.modules_after = modules
+
+    def get_pooling_updates(self, task: object) -> PoolingParamsUpdate:
+        del task
+        return PoolingParamsUpdate(requires_token_ids=bool(self.modules_after.prompts))
+
+    def forward(self, hidden_states: torch.Tensor, pooling_metadata: Any) -> torch.Tensor:
+        cursor, modules = pooling_metadata.get_pooling_cursor(), self.modules_after
+        if cursor.is_partial_prefill():
+            raise RuntimeError("a step holds a part of a query. This is a bug.")
+        device, counts = hidden_states.device, cursor.prompt_lens_cpu.to(torch.int64)
+        lengths, segments, left_out = counts.to(device), None, None
+        if modules.needs_segments:
+            segments = torch.repeat_interleave(torch.arange(counts.numel()), counts).to(device)
+        if modules.prompts:
+            ids = [each.tolist() for each in pooling_metadata.get_prompt_token_ids_cpu()]
+            left_out = torch.tensor(modules.left_out(ids), device=device)
+        first = cursor.first_token_indices_gpu
+        tokens = hidden_states[: int(counts.sum())]
+        found: torch.Tensor = modules(tokens, Rows(first, lengths, segments, left_out))
+        return found
+
+
+def place_modules(model: Any, modules: Modules | None) -> VectorModules | None:
+    """Put the modules into a model that vLLM has loaded, in the place of its own pooler's parts.
+
+    None: vLLM's class of this model pools in a way of its own, and the files ask for nothing else.
+    Raises CannotStart where they do.
+    """
+    pooler = getattr(model, "pooler", None)
+    if isinstance(pooler, DispatchPooler):
+        pooler = pooler.poolers_by_task["embed"]
+    own = _VLLMS.get(type(getattr(pooler, "pooling", None)))
+    if own is None or not isinstance(pooler, SequencePooler) or not isinstance(pooler.head, EmbeddingPoolerHead):
+        if modules is not None and modules.needs_place:
+            raise CannotStart(
+                f"vLLM pools this model by its own {type(pooler).__name__}, and its files name further modules or"
+                " poolings, which cannot be computed after it"
+            )
+        return None
+    found = VectorModules(modules or Modules((own,)))
+    found.to(next(model.parameters()).device)
+    pooler.pooling, pooler.head = _ModulesPool(found), _Nothing()
+    return found
+
+
+class _Nothing(nn.Module):  # type: ignore[misc]
+    """In the place of vLLM's head."""
+
+    def forward(self, pooled: torch.Tensor, pooling_metadata: object) -> torch.Tensor:
+        del pooling_metadata
+        return pooled
