@@ -164,7 +164,7 @@ _GEMMA = {
     "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
     "query_pre_attn_scalar": SIZE // 4,
 }
-_DISTILBERT = {
+DISTILBERT = {
     "vocab_size": tiny_models.VOCABULARY,
     "dim": SIZE,
     "hidden_dim": 2 * SIZE,
@@ -173,7 +173,7 @@ _DISTILBERT = {
     "max_position_embeddings": LONGEST,
 }
 _EUROBERT = {**DECODER, "num_key_value_heads": 4, "pad_token_id": 1}
-_QWEN3 = {**DECODER, "head_dim": SIZE // 4}
+QWEN3 = {**DECODER, "head_dim": SIZE // 4}
 _NOMIC = {**_BERT, "hidden_size": 12 * 32, "num_attention_heads": 12, "head_dim": 32}
 _NOMIC_PUBLISHED = {
     **dict.fromkeys(("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size", "head_dim"), ...),
@@ -217,7 +217,7 @@ SHAPES: Mapping[str, Family] = {
     "bert-cls": Family("BertModel", _BERT, "cls"),
     "bert-masked": Family("BertModel", _BERT, "cls", saved_as="BertForMaskedLM"),
     "mpnet": Family("MPNetModel", {**ROBERTA, "type_vocab_size": 2}, "mean"),
-    "distilbert": Family("DistilBertModel", _DISTILBERT, "cls"),
+    "distilbert": Family("DistilBertModel", DISTILBERT, "cls"),
     "roberta": Family("RobertaModel", ROBERTA, "mean"),
     "xlm-roberta-mean": Family("XLMRobertaModel", ROBERTA, "mean"),
     "xlm-roberta-cls": Family("XLMRobertaModel", ROBERTA, "cls"),
@@ -230,12 +230,12 @@ SHAPES: Mapping[str, Family] = {
     "jina-v3": Family("JinaEmbeddingsV3Model", {**ENCODER, **SPECIAL, "type_vocab_size": 1}, "mean"),
     "eurobert": Family("EuroBertModel", _EUROBERT, "mean"),
     "gemma": Family("Gemma3TextModel", _GEMMA, "mean", dense=(2 * SIZE, SIZE)),
-    "qwen3": Family("Qwen3Model", _QWEN3, "last", saved_as="Qwen3ForCausalLM"),
-    "jina-v5-small": Family("Qwen3Model", _QWEN3, "last", published=_JINA_V5, adapter=True),
+    "qwen3": Family("Qwen3Model", QWEN3, "last", saved_as="Qwen3ForCausalLM"),
+    "jina-v5-small": Family("Qwen3Model", QWEN3, "last", published=_JINA_V5, adapter=True),
     "jina-v5-nano": Family(
         "EuroBertModel", _EUROBERT, "last", published={**_JINA_V5, "is_decoder": False}, adapter=True
     ),
-    "voyage": Family("Qwen3Model", _QWEN3, "mean", published=_VOYAGE, head=2 * SIZE, bidirectional=True),
+    "voyage": Family("Qwen3Model", QWEN3, "mean", published=_VOYAGE, head=2 * SIZE, bidirectional=True),
     "qwen2": Family("Qwen2Model", DECODER, "last", saved_as="Qwen2ForCausalLM"),
     "mistral": Family("MistralModel", {**DECODER, "sliding_window": None}, "last"),
     "llama": Family("LlamaModel", DECODER, "last"),

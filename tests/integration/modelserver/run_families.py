@@ -1,5 +1,6 @@
 """Serve a small model of each shape behind an aggregator, beside transformers, and write how far they are apart.
 
+Each is served as an old sentence-transformers saved it and, where that needs no published code, as the newest does.
 Started by `test_families.py`: `python -m tests.integration.modelserver.run_families FOLDER [SHAPE ...]`. All model
 servers run in this process, one after the other: importing vLLM takes longer than what is done here.
 """
@@ -24,6 +25,7 @@ import numpy as np  # noqa: E402
 import numpy.typing as npt  # noqa: E402
 import torch  # noqa: E402
 import uvloop  # noqa: E402
+from sentence_transformers import SentenceTransformer  # noqa: E402
 
 from k8s.process import telemetry as process_telemetry  # noqa: E402
 from k8s.process.telemetry import TelemetrySettings  # noqa: E402
@@ -46,6 +48,7 @@ from tests.integration.modelserver.run_engines import CACHE_BLOCKS, STEP_TOKENS 
 from tests.integration.modelserver.several_engines import several_engines  # noqa: E402
 
 CALL_S = 120.0
+NEWEST = "-newest"
 QUERIES = [*tiny_models.queries(), tiny_models.longest()]
 Matrix = npt.NDArray[np.float32]
 
@@ -57,6 +60,15 @@ def saved(shape: str, folder: Path) -> Matrix:
     vectors = reference.vectors(QUERIES)
     units: Matrix = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return units
+
+
+def newest(shape: str, folder: Path) -> str | None:
+    """Let the installed sentence-transformers load it and save it beside; the name, or None if that needs its code."""
+    if "auto_map" in SHAPES[shape].published:
+        return None
+    name = f"{shape}{NEWEST}"
+    SentenceTransformer(str(folder / shape), device="cpu").save(str(folder / name))
+    return name
 
 
 def apart(shape: str, folder: Path, port: int, front: str, expected: Matrix) -> dict[str, Any]:
@@ -108,7 +120,12 @@ def results(folder: Path, shapes: list[str]) -> Iterator[dict[str, Any]]:
 
     All are written before one is served: vLLM changes classes of transformers in whose place it computes.
     """
-    expected = {shape: saved(shape, folder / shape) for shape in shapes}
+    expected: dict[str, Matrix] = {}
+    for shape in shapes:
+        expected[shape] = saved(shape, folder / shape)
+        if name := newest(shape, folder):
+            expected[name] = expected[shape]
+    shapes = list(expected)
     ports = free_ports(len(shapes))
     models = [
         {"name": shape, "servers": [f"127.0.0.1:{port}"], "scales_to_zero": True}
