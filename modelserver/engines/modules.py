@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from vllm.model_executor.layers.pooler import PoolingParamsUpdate
+from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 from vllm.model_executor.layers.pooler.seqwise import CLSPool, EmbeddingPoolerHead, LastPool, MeanPool, SequencePooler
 from vllm.model_executor.layers.pooler.seqwise.methods import SequencePoolingMethod
 from vllm.model_executor.layers.pooler.special import DispatchPooler

@@ -34,7 +34,7 @@ USED: Mapping[str, tuple[str, ...]] = {
         "get_diff_sampling_param()",
     ),
     "vllm.model_executor.models.adapters": ("_load_st_projector(model_config)",),
-    "vllm.model_executor.layers.pooler.seqwise.SequencePooler": ("head", "pooling"),
+    "vllm.model_executor.layers.pooler.seqwise.poolers.SequencePooler": ("head", "pooling"),
     "vllm.v1.pool.metadata.PoolingMetadata": ("get_pooling_cursor()", "get_prompt_token_ids_cpu()"),
     "vllm.v1.pool.metadata.PoolingCursor": ("first_token_indices_gpu", "is_partial_prefill()", "prompt_lens_cpu"),
     "vllm.v1.engine.core.EngineCore": (

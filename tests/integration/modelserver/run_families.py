@@ -26,6 +26,7 @@ import numpy.typing as npt  # noqa: E402
 import torch  # noqa: E402
 import uvloop  # noqa: E402
 from sentence_transformers import SentenceTransformer  # noqa: E402
+from transformers import AutoTokenizer  # noqa: E402
 
 from k8s.process import telemetry as process_telemetry  # noqa: E402
 from k8s.process.telemetry import TelemetrySettings  # noqa: E402
@@ -49,6 +50,8 @@ from tests.integration.modelserver.several_engines import several_engines  # noq
 
 CALL_S = 120.0
 NEWEST = "-newest"
+OWN_TOKENIZER = frozenset(("qwen2",))
+"""Families for which transformers has a tokenizer of its own, whatever the files say: they are saved with it."""
 QUERIES = [*tiny_models.queries(), tiny_models.longest()]
 Matrix = npt.NDArray[np.float32]
 
@@ -57,6 +60,8 @@ def saved(shape: str, folder: Path) -> Matrix:
     """Write the model; the unit vectors that transformers computes."""
     reference = SHAPES[shape].save(folder)
     tiny_models.limit_tokenizer(folder)  # the aggregator probes with words of MiniLM's
+    if shape in OWN_TOKENIZER:
+        AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
     vectors = reference.vectors(QUERIES)
     units: Matrix = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return units

@@ -1,4 +1,7 @@
-"""A small random model of each family in docs/models.md, behind an aggregator, gives the vectors of transformers."""
+"""A small random model of each family in docs/models.md, behind an aggregator, gives the vectors of transformers.
+
+Saved in an old layout of sentence-transformers, and by the installed one.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,9 @@ from typing import Any
 import pytest
 
 LAB_S = 900
+NEWEST = "-newest"
+NEEDS_CODE = frozenset(("arctic", "jina-v5-nano", "jina-v5-small", "nomic-published", "voyage"))
+"""Files that sentence-transformers reads with published code alone, so that it cannot save them here."""
 DOCUMENT = Path(__file__).parents[3] / "docs" / "models.md"
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(LAB_S)]
@@ -40,7 +46,9 @@ def documented() -> dict[str, list[str]]:
     return engines
 
 
-@pytest.mark.parametrize("shape", documented())
+@pytest.mark.parametrize(
+    "shape", [*documented(), *(f"{shape}{NEWEST}" for shape in sorted(documented().keys() - NEEDS_CODE))]
+)
 def test_its_vectors_are_those_of_transformers(lab: dict[str, dict[str, Any]], shape: str) -> None:
     assert "error" not in lab[shape]
     assert lab[shape]["difference"] <= 1e-5
@@ -49,6 +57,6 @@ def test_its_vectors_are_those_of_transformers(lab: dict[str, dict[str, Any]], s
 def test_the_table_names_the_engine_that_serves_each_shape_on_a_cpu(lab: dict[str, dict[str, Any]]) -> None:
     rows = documented()
     assert sum(map(len, rows.values())) >= 15
-    assert set(rows) == set(lab)
-    for shape, engines in rows.items():
-        assert set(engines) == {lab[shape]["engine"]}
+    assert set(rows) == {shape.removesuffix(NEWEST) for shape in lab}
+    for shape, found in lab.items():
+        assert set(rows[shape.removesuffix(NEWEST)]) == {found["engine"]}

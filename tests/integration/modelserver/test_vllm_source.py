@@ -119,6 +119,8 @@ def _imports() -> Iterator[tuple[str, str]]:
 
 
 def _offers(source: Path, module: str, name: str) -> bool:
+    if _file(source, f"{module}.{name}"):
+        return True
     file = _file(source, module)
     return file is not None and re.search(rf"\b{name}\b", file.read_text(encoding="utf-8")) is not None
 
