@@ -114,8 +114,9 @@ def tiny(folder: Path, config: Any, kind: Any, pooling: Pooling, *, adapter: boo
         model = _adapted(source, model)
     modes = {Pooling.LAST: "lasttoken", Pooling.MEAN: "mean_tokens", Pooling.CLS: "cls_token"}
     (source / "1_Pooling").mkdir()
-    text = json.dumps({f"pooling_mode_{mode}": each is pooling for each, mode in modes.items()})
-    (source / "1_Pooling" / "config.json").write_text(text, encoding="utf-8")
+    flags = {f"pooling_mode_{mode}": each is pooling for each, mode in modes.items()}
+    content = json.dumps({"word_embedding_dimension": model.config.hidden_size, **flags})
+    (source / "1_Pooling" / "config.json").write_text(content, encoding="utf-8")
     return Model(folder, read_embedding(folder, source if adapter else None), model, base)
 
 
