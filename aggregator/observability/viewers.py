@@ -17,8 +17,6 @@ import msgspec
 _LOG = logging.getLogger(__name__)
 MOST_VIEWERS = 256
 EVERY_S = 0.5
-_SAMPLES = 10
-"""Samples of the stations' work for each event."""
 _STUCK_S = 15.0
 """A browser that reads nothing for this time is disconnected; it connects again by itself."""
 _SEND_BUFFER_BYTES = 64 * 1024
@@ -35,10 +33,6 @@ _HEADERS = (
 
 class Feed(Protocol):
     """The state that viewers see; called on their thread."""
-
-    def sample(self) -> None:
-        """Note what the process does at this moment; called some times for each event."""
-        ...
 
     def read(self, *, full: bool) -> tuple[object, object]:
         """What happened since the last call; and, if `full`, all that a newcomer needs, else None."""
@@ -93,14 +87,15 @@ class Viewers:
 
     def _goes_on(self) -> bool:
         """Wait for the time of the next event; False when it has no viewer."""
-        for _ in range(_SAMPLES):
-            with self._changed:
-                if self._closed or not self._viewers:
-                    self._end()
-                    return False
-                self._changed.wait(EVERY_S / _SAMPLES)
-            self._feed.sample()
-        return True
+        next_s = time.monotonic() + EVERY_S
+        with self._changed:
+            while not self._closed and self._viewers:
+                left_s = next_s - time.monotonic()
+                if left_s <= 0:
+                    return True
+                self._changed.wait(left_s)
+            self._end()
+        return False
 
     def _end(self) -> None:
         """Disconnect all; the next viewer gets another thread."""

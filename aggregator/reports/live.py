@@ -19,14 +19,14 @@ from aggregator.engine import GenerationLoad
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.page import live_page
 from aggregator.observability.recorder import KEPT_S
-from aggregator.observability.viewers import EVERY_S, Feed
+from aggregator.observability.viewers import Feed
 from aggregator.replicas.discovery import Target
 from aggregator.reports.demand import DemandMeter
-from aggregator.reports.live_points import POINTS, Points, generating
-from aggregator.reports.stations import Stations
-from aggregator.reports.words import Scaling, anchor, bottleneck, other_problems, server_problems
+from aggregator.reports.live_points import POINTS, Points, generating, is_saturated, tokens_by_place
+from aggregator.reports.words import Scaling, Work, anchor, bottleneck, other_problems, server_problems
 from aggregator.request.request import Backlogs
 from aggregator.scheduler.generating_replica import GeneratingReplica
+from aggregator.scheduler.rates import BusyShare
 from aggregator.scheduler.replica import STATES, Replica
 from aggregator.scheduler.required_replicas import (
     DRAIN_S,
@@ -40,13 +40,14 @@ from aggregator.scheduler.work_item import Task
 from aggregator.sources.kafka.clock_skew import SKEW_LIMIT_S
 from protos.aggregator.v1 import aggregator_pb2 as pb
 
-_LOOK_S = 0.05
-_TIMEOUT_S = 1.0
+_TIMEOUT_S = 1.0  # a loop that is silent for longer is worth a line on the page
+_STATES = 10
+"""Events, 5 s, whose states decide what the bottleneck is: one alone would make the sentence flicker."""
 _MOST_LANES, _MOST_PARTITIONS = 64, 64
 
 
 class LiveFeed(Feed):
-    """What the page shows. Made on the event loop; `sample` and `read` are called by the viewers' thread."""
+    """What the page shows. Made on the event loop; `read` is called by the viewers' thread."""
 
     def __init__(
         self,
@@ -77,8 +78,8 @@ class LiveFeed(Feed):
         self._clock = clock
         self._name = socket.gethostname()
         self._loop = asyncio.get_running_loop()
-        self._stations = Stations(models, lambda: any(each.paused for each in self._backlogs()), clock)
-        self._looking: asyncio.TimerHandle | None = None
+        self._busy = BusyShare()
+        self._states: deque[tuple[bool, bool]] = deque(maxlen=_STATES)
         self._looked_s = -inf
         self._points = Points(models, metrics, meter)
         self._history: deque[Mapping[str, object]] = deque(maxlen=POINTS)
@@ -87,10 +88,6 @@ class LiveFeed(Feed):
         self._silent_since_s: float | None = None
 
     # On the viewers' thread.
-
-    @override
-    def sample(self) -> None:
-        self._stations.sample()
 
     @override
     def read(self, *, full: bool) -> tuple[object, object]:
@@ -124,11 +121,9 @@ class LiveFeed(Feed):
         if now_s - self._looked_s > KEPT_S:
             self._points.forget()
             self._history.clear()
-        if now_s - self._looked_s > 2 * EVERY_S:
-            self._stations.read()  # its shares would be those since the last look
+            self._states.clear()
+            self._busy = BusyShare()
         self._looked_s = now_s
-        if self._looking is None:
-            self._look()
         event = self._event(now_s)
         event["point"] = self._points.take(now_s)
         self._history.append(event["point"])
@@ -140,17 +135,9 @@ class LiveFeed(Feed):
             all_of_it = {**event, "batches": kept, "steps": all_steps, "history": list(self._history)}
         return {**event, "batches": new, "steps": steps}, all_of_it
 
-    def _look(self) -> None:
-        """Note several times a second which stations are held up, while somebody looks."""
-        if self._clock() - self._looked_s > 2 * EVERY_S:
-            self._looking = None
-            return
-        self._stations.look()
-        self._looking = self._loop.call_later(_LOOK_S, self._look)
-
     def _event(self, now_s: float) -> dict[str, Any]:
         self._number += 1
-        loop, stations = self._stations.read()
+        work = self._work(now_s)
         scaling = [self._scaling(model) for model in self._models.configured]
         troubles = [
             (target.address, target.model, why.partition("; last error")[0])  # gRPC says the same twice
@@ -175,14 +162,19 @@ class LiveFeed(Feed):
             "name": self._name,
             "version": live_page().version,
             "slo_s": self._slo_s,
-            "loop": loop,
             "lanes": self._lanes(troubles),
             "partitions": partitions if self._has_brokers else None,
             "scaling": [{**asdict(each), "missing": each.missing} for each in scaling],
-            "stations": [[station, shares.working, shares.held_up] for station, shares in stations.items()],
-            "bottleneck": bottleneck(loop, stations, scaling),
+            "work": [["queue", work.queued], ["model servers", work.computing], ["completion", work.completing]],
+            "bottleneck": bottleneck(work, scaling),
             "problems": [[each.text, anchor(each.runbook)] for each in found],
         }
+
+    def _work(self, now_s: float) -> Work:
+        self._states.append((is_saturated(self._models, now_s), any(each.paused for each in self._backlogs())))
+        saturated, paused = (sum(each) / len(self._states) for each in zip(*self._states, strict=True))
+        core = self._busy.observe(now_s, time.thread_time())
+        return Work(*tokens_by_place(self._models), saturated, paused, core)
 
     def _clock_skew_s(self) -> float:
         skew_s = self._metrics.clock_skew_s()
@@ -268,8 +260,6 @@ class LiveFeed(Feed):
             backlog,
             pod,
             in_memory,
-            DRAIN_S,
-            UTILISATION,
             required,
             serving,
             demand.pending_requests,

@@ -143,3 +143,27 @@ def generating(models: Models) -> Iterator[tuple[GeneratingReplica, GenerationEn
         for name, replica in model_revision.dispatcher.replicas.items():
             if isinstance(replica, GeneratingReplica):
                 yield replica, cast("GenerationEngine", model_revision.engines[name])
+
+
+def tokens_by_place(models: Models) -> tuple[int, int, int]:
+    """Admitted tokens in queues, at model servers, and in completion."""
+    queued = computing = completing = 0
+    for model in models.configured:
+        held, sequences = model.admission.total, 0
+        for side in (model, model.sibling):
+            for model_revision in side.revisions.values() if side is not None else ():
+                tokens, replicas = model_revision.dispatcher.queue.tokens, model_revision.dispatcher.replicas
+                out = sum(replica.tokens_out for replica in replicas.values())
+                sequences += sum(each.sequences for each in replicas.values() if isinstance(each, GeneratingReplica))
+                queued, computing, held = queued + tokens, computing + out, held - tokens - out
+        if sequences:  # they hold their tokens until they end, and are no batch
+            computing += max(0, held)
+        else:
+            completing += max(0, held)
+    return queued, computing, completing
+
+
+def is_saturated(models: Models, now_s: float) -> bool:
+    """Whether queries wait while every model server of their model is busy."""
+    dispatchers = [model_revision.dispatcher for model_revision in models.in_service()]
+    return any(each.queue.tokens > 0 and each.replicas.due_s(now_s) > now_s for each in dispatchers)

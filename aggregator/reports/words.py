@@ -1,16 +1,15 @@
-"""Say in words what is wrong, and which station is the bottleneck."""
+"""Say in words what is wrong, and what the bottleneck is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from aggregator.observability.metrics import Totals
-from aggregator.reports.stations import Shares, Station
 
 _MOST = 0.8
-"""A station that works, or is held up, for this share of the time is worth a sentence."""
+"""A state that holds for this share of the time, or holds this share of the tokens, is the bottleneck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +21,6 @@ class Scaling:
     backlog_tokens: float
     pod_tokens_per_s: float | None
     memory_pods: float
-    drain_s: float
-    utilisation: float
     required: float | None
     serving: int
     pending: int
@@ -35,6 +32,22 @@ class Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """Where the admitted tokens are, and shares of the last seconds, 0 to 1.
+
+    `completing`: computed, and neither answered nor acknowledged; also inputs that share another's computation.
+    `saturated`: queries waited while every model server was busy. `paused`: a source was. `core`: the event loop's CPU.
+    """
+
+    queued: int
+    computing: int
+    completing: int
+    saturated: float
+    paused: float
+    core: float
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """A sentence, and the heading of docs/runbook.md that says what to do."""
 
@@ -42,23 +55,22 @@ class Problem:
     runbook: str
 
 
-def bottleneck(loop: float, stations: Mapping[Station, Shares], scaling: Sequence[Scaling]) -> str:
+def bottleneck(work: Work, scaling: Sequence[Scaling]) -> str:
     if not any(each.serving for each in scaling):
         return "No model server is available: everything waits for the first one."
     short = max(scaling, key=lambda each: each.missing)
-    servers, queue = stations[Station.MODEL_SERVERS], stations[Station.QUEUE]
-    if servers.working >= _MOST or queue.held_up >= _MOST:
+    if work.saturated >= _MOST:
         if short.missing:
             more = f"{short.missing} more would hold the target" + (f" ({short.model})" if len(scaling) > 1 else "")
             return f"Model servers are saturated: {more}."
         return "Model servers are busy, and those that serve hold the target."
-    if loop >= _MOST:
+    if work.core >= _MOST:
         return "This aggregator's core is saturated: one more aggregator would share the work."
-    if stations[Station.COMPLETE].held_up >= _MOST:
+    if work.completing > _MOST * (work.queued + work.computing + work.completing):
         return "Replies wait for the broker's acknowledgement, or for callers that read slowly."
-    if stations[Station.RECEIVE].held_up >= _MOST:
-        return "Intake is paused: what was taken in fills the limits."
-    return f"Nothing is held up: model servers work {servers.working * 100:.0f} % of the time."
+    if work.paused >= _MOST:
+        return "Intake is paused: the requests in flight fill the limits."
+    return "Nothing is held up."
 
 
 def server_problems(troubles: Sequence[tuple[str, str, str]], scaling: Sequence[Scaling]) -> Iterator[Problem]:
@@ -72,14 +84,10 @@ def server_problems(troubles: Sequence[tuple[str, str, str]], scaling: Sequence[
         yield Problem(text, "A model server dies, hangs or is slow")
     for each in scaling:
         if each.missing and each.serving:
-            yield shortage(each)
-
-
-def shortage(scaling: Scaling) -> Problem:
-    required = scaling.serving + scaling.missing
-    servers = "model server" if required == 1 else "model servers"
-    text = f"{scaling.model} requires {required} {servers} and has {scaling.serving}."
-    return Problem(text, "TokenbatchReplicasShort")
+            required = each.serving + each.missing
+            servers = "model server" if required == 1 else "model servers"
+            text = f"{each.model} requires {required} {servers} and has {each.serving}."
+            yield Problem(text, "TokenbatchReplicasShort")
 
 
 def other_problems(

@@ -47,8 +47,8 @@ class TelemetrySettings(BaseModel):
 
     metrics_bind: Bind = Field(
         default="0.0.0.0:9464",
-        description="host:port of /metrics, /livez, /readyz and, except on a model server, the live page; port 0 picks"
-        " a free one",
+        description="host:port of /metrics, /livez, /readyz and, on an aggregator, the live page; port 0 picks a free"
+        " one",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="the lowest level that is logged"

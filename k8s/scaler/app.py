@@ -8,7 +8,6 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from aggregator.observability.page import LivePages
 from k8s.api import Kubernetes, KubernetesError, this_namespace
 from k8s.connect import connect
 from k8s.endpoints import SCHEME, ServiceAddress, serving
@@ -22,7 +21,6 @@ from k8s.scaler.measuring.aggregators import ANSWER_TIMEOUT_S, Aggregators
 from k8s.scaler.measuring.kafka_lag import KafkaLag
 from k8s.scaler.measuring.rounds import Measuring
 from k8s.scaler.other_scalers import Peers
-from k8s.scaler.page import ScalerFeed
 from k8s.scaler.published import Published
 from k8s.scaler.settings import ApiSettings, ScalerSettings
 
@@ -50,7 +48,6 @@ class Scaler:
         self.published = Published(models, settings.api.service, settings.policy.max_age_s, clock)
         show(self._telemetry.buffer, self.published, {model.name: model.model for model in settings.models})
         self._aggregators = Aggregators(settings.aggregators, clock)
-        self._telemetry.show(LivePages(ScalerFeed(self.published, self._aggregators, settings.policy, clock)))
         self._kafka = kafka or KafkaLag(settings.kafka)
         self._peers = Peers(models, ANSWER_TIMEOUT_S)
         self.measuring = Measuring(

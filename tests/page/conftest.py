@@ -21,7 +21,7 @@ from selenium.webdriver.chrome.service import Service as Driver
 from loadtest.questions import bundled_questions
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.ports import free_ports
-from loadtest.stack.service import Aggregator, ModelServer, Service
+from loadtest.stack.service import Aggregator, ModelServer
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from protos.generation.v1 import generation_pb2 as generation
@@ -136,24 +136,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             yield stack
         finally:
             stack.stop()
-
-
-@pytest.fixture
-def scaler_page(stack: Stack, tmp_path: Path) -> Iterator[str]:
-    """The address of the page of a scaler that asks the aggregator, and no Kafka."""
-    port, metrics_port = free_ports(2)
-    told = {
-        "MODELS": json.dumps([{"name": stack.servers[0].model}, {"name": GENERATING}]),
-        "KAFKA__ENABLED": "false",
-        "AGGREGATORS__ADDRESSES": json.dumps([f"127.0.0.1:{stack.demand_port}"]),
-        "AGGREGATORS__INTERVAL_S": "1",
-        "API": '{"bind": ""}',
-        "KEDA__BIND": f"127.0.0.1:{port}",
-        "TELEMETRY__METRICS_BIND": f"127.0.0.1:{metrics_port}",
-    }
-    environment = {f"TOKENBATCH_SCALER_{name}": value for name, value in told.items()}
-    with Service("scaler", "k8s.scaler", environment, metrics_port, tmp_path / "scaler.log") as scaler:
-        yield f"http://{scaler.metrics_address}/"
 
 
 class Browser:

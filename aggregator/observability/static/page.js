@@ -83,9 +83,9 @@ function hear(event) {
     state.steps.clear();
   } else state.points.push(event.point);
   state.points = state.points.filter((point) => point.t > event.now - KEPT_S);
-  for (const [replica, task, end, duration, tokens, budget, queries, reason, staged, inStep, decoding, code] of event.batches || [])
+  for (const [replica, task, end, duration, tokens, budget, queries, reason, staged, inStep, decoding, code] of event.batches)
     keep(state.bars, replica, { replica, task, end, duration, tokens, budget, queries, reason, staged, inStep, decoding, code });
-  for (const [replica, end, duration, decoding, prompt, embedding] of event.steps || [])
+  for (const [replica, end, duration, decoding, prompt, embedding] of event.steps)
     keep(state.steps, replica, { replica, end, duration, decoding, prompt, embedding });
   state.event = event;
   if (!state.paused && (!calm.matches || pageClock() - state.shownAt >= CALM_S || event.history)) {
@@ -108,12 +108,9 @@ function show(event) {
   say(find("name"), event.name);
   showProblems(event.problems);
   say(find("bottleneck"), event.bottleneck);
-  showStrip(event.stations || []);
-  showLanes(event.lanes || []);
-  find("lanes-section").hidden = !event.lanes;  // a scaler has none
-  find("strip-legend").hidden = !event.stations;
+  showStrip(event.work);
+  showLanes(event.lanes);
   showPlots(event);
-  showAggregators(event.aggregators);
   showScaling(event.scaling);
   showPartitions(event.partitions);
   if (find("batches").closest("details").open) showBatches();
@@ -132,19 +129,18 @@ function showProblems(problems) {
   }));
 }
 
-function showStrip(stations) {
-  const strip = find("strip");
-  if (strip.children.length !== stations.length) strip.replaceChildren(...stations.map(([name]) => {
+function showStrip(work) {
+  const strip = find("strip"), all = work.reduce((sum, [, tokens]) => sum + tokens, 0);
+  if (strip.children.length !== work.length) strip.replaceChildren(...work.map(([name]) => {
     const item = make("li"), bar = make("div", null, { class: "shares", "aria-hidden": "true" });
-    bar.append(make("i", null, { class: "working" }), make("i", null, { class: "held" }));
+    bar.append(make("i"));
     item.append(make("b", name), bar, make("small"));
     return item;
   }));
-  stations.forEach(([, working, held], place) => {
-    const item = strip.children[place], [first, second] = item.querySelectorAll("i");
-    first.style.width = `${working * 100}%`;
-    second.style.width = `${held * 100}%`;
-    say(item.querySelector("small"), `${share(working)} working, ${share(held)} held up`);
+  work.forEach(([, tokens], place) => {
+    const item = strip.children[place], part = all ? tokens / all : 0;
+    item.querySelector("i").style.width = `${part * 100}%`;
+    say(item.querySelector("small"), `${count(tokens)} tokens, ${share(part)}`);
   });
 }
 
@@ -284,7 +280,6 @@ const SERIES = {
   losses: { value: count, lines: [["refused", "bad", (point) => point.refused], ["expired", "held", (point) => point.expired], ["coalesced", "good", (point) => point.coalesced]] },
   latency: { value: time, lines: [...SOURCES.flatMap((name) => [[`${name} p50`, PALETTE[name], (point) => point.latency[name]?.[1], { dash: [4, 4] }], [`${name} p99`, PALETTE[name], (point) => point.latency[name]?.[2]]]), ["target", "bad", () => state.event.slo_s, { dash: [2, 3] }]] },
   parts: { value: time, lines: [["rest", "soft", (point) => part(point, 6)], ["inference", "working", (point) => part(point, 5)], ["batched", "good", (point) => part(point, 4)], ["queued", "held", (point) => part(point, 3)]], stacked: true },
-  replicas: { value: count, needs: "replicas", lines: [["required", "held", (point) => point.replicas?.[0]], ["serving", "working", (point) => point.replicas?.[1]]] },
   sequences: { value: count, needs: "generation", lines: [["running", "decode", (point) => point.generation?.running]] },
   kv: { value: share, needs: "generation", lines: [["KV cache", "decode", (point) => point.generation?.kv]], most: 1 },
   tokentimes: { value: time, needs: "generation", lines: [["first token p50", "prompt", (point) => point.generation?.first_p50 || null, { dash: [4, 4] }], ["first token p99", "prompt", (point) => point.generation?.first_p99 || null],
@@ -347,7 +342,7 @@ function showPlots(event) {
     if (details.open) fillTable(table, ["seconds ago", ...lines.map(([label]) => label)],
       xs.map((at, place) => [(-at).toFixed(1), ...values.map((row) => value(row[place]))]).slice(-MOST_ROWS).reverse());
   }
-  showCurve((event.lanes || []).filter((lane) => lane.curve));
+  showCurve(event.lanes.filter((lane) => lane.curve));
 }
 
 // The curve of the first server that has one, with the steps of all that share its model.
@@ -394,17 +389,9 @@ function showCurve(measured) {
 }
 
 function showScaling(models) {
-  fillTable(find("scaling"), ["model", "arriving tokens/s", "backlog tokens", "R, tokens/s of a server", "M, servers for memory", "drain", "utilisation", "required", "serving"],
+  fillTable(find("scaling"), ["model", "arriving tokens/s", "backlog tokens", "R, tokens/s of a server", "M, servers for memory", "required", "serving"],
     models.map((each) => [each.model, count(each.arriving_tokens_per_s), count(each.backlog_tokens), count(each.pod_tokens_per_s), each.memory_pods.toFixed(1),
-      time(each.drain_s), share(each.utilisation), each.required == null ? "not known yet" : each.required.toFixed(2), each.serving]));
-}
-function showAggregators(aggregators) {
-  find("aggregators-section").hidden = !aggregators;
-  if (!aggregators) return;
-  fillTable(find("aggregators"), ["aggregator", "page", "busy", "answered"],
-    aggregators.map(([address, , busy, age]) => [address, "", share(busy), `${time(age)} ago`]));
-  aggregators.forEach(([, page], place) => find("aggregators").tBodies[0].rows[place].cells[1]
-    .append(make("a", page, { href: page })));
+      each.required == null ? "not known yet" : each.required.toFixed(2), each.serving]));
 }
 function showPartitions(partitions) {
   find("partitions-section").hidden = !partitions;

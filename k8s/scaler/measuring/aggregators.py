@@ -79,14 +79,6 @@ class Aggregators:
         limit_s = self._clock() - 2 * self._settings.interval_s - ANSWER_TIMEOUT_S
         return sorted(address for address, asked in self._asked.items() if asked.answered_s < limit_s)
 
-    def seen(self) -> list[tuple[str, float, float]]:
-        """Each address that has answered: its busy share, and when it answered last."""
-        return [
-            (address, asked.answer.busy_share, asked.answered_s)
-            for address, asked in sorted(self._asked.items())
-            if asked.answer is not None
-        ]
-
     async def close(self) -> None:
         for asked in self._asked.values():
             await asked.channel.close()

@@ -5,18 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
+from aggregator.admission.model_revision import ModelRevision
+from aggregator.admission.models import Model, Models
+from aggregator.engine import GenerationCosts
 from aggregator.replicas.discovery import Target
 from aggregator.reports.live import LiveFeed
+from aggregator.reports.live_points import tokens_by_place
 from aggregator.request.request import Backlog
+from aggregator.scheduler.bounds import Admission, AdmissionPolicy
+from aggregator.scheduler.dispatcher import DispatchPolicy
+from aggregator.scheduler.generating_replica import GeneratingReplica
+from aggregator.scheduler.replica import ReplicaPolicy
+from aggregator.scheduler.required_replicas import DRAIN_S, UTILISATION
 from tests.support.fake_source import KAFKA
-from tests.support.faked_pipeline import CURVE, MODEL, FakedPipeline, new_engine
+from tests.support.fake_tokenizer import FakeTokenizer
+from tests.support.faked_pipeline import CURVE, DESCRIPTION, MODEL, FakeCounting, FakedPipeline, new_engine
 from tests.support.virtual_time import in_virtual_time
 
+COSTS = GenerationCosts(fixed_s=0.01, per_sequence_s=0.001, per_token_s=0.0001, kv_tokens=4096, max_sequences=8)
+GENERATING = replace(DESCRIPTION, generation=COSTS)
 BACKLOGS = [Backlog("kafka", "t", 3, MODEL, 7, 2, paused=True), Backlog("kafka", "t", 4, MODEL, 0)]
 
 
@@ -116,14 +129,49 @@ async def test_the_formula_is_shown_in_its_terms_and_names_the_servers_that_are_
         (terms,) = event["scaling"]
         assert terms["serving"] == 1
         assert terms["pod_tokens_per_s"] == pytest.approx(100 / CURVE.time_s(100), rel=0.1)
-        backlog = terms["backlog_tokens"] / terms["drain_s"]
-        required = (terms["arriving_tokens_per_s"] + backlog) / terms["pod_tokens_per_s"] / terms["utilisation"]
+        backlog = terms["backlog_tokens"] / DRAIN_S
+        required = (terms["arriving_tokens_per_s"] + backlog) / terms["pod_tokens_per_s"] / UTILISATION
         assert terms["required"] == pytest.approx(required)
         assert terms["missing"] > 1
         assert event["bottleneck"] == f"Model servers are saturated: {terms['missing']} more would hold the target."
-        stations = {name: (working, held_up) for name, working, held_up in event["stations"]}
-        assert stations["model servers"][0] > 0.8
-        assert stations["queue"][1] > 0.8
+
+
+@in_virtual_time
+async def test_tokens_are_shown_in_the_queue_at_the_servers_and_in_completion() -> None:
+    engine = new_engine()
+    async with FakedPipeline(engine).started() as faked:
+        looker = Looker(faked)
+        assert looker.look()["work"] == [["queue", 0], ["model servers", 0], ["completion", 0]]
+        engine.gate.clear()
+        await faked.occupy()
+        call = asyncio.create_task(faked.embed("9 9 9"))
+        await asyncio.sleep(0.1)
+        (queue, servers, completion) = (tokens for _, tokens in looker.look()["work"])
+        assert (queue, completion) == (5, 0)
+        assert servers > 0
+        engine.gate.set()
+        await call
+        assert looker.look()["work"] == [["queue", 0], ["model servers", 0], ["completion", 0]]
+
+
+def revision_that_generates() -> tuple[Model, GeneratingReplica]:
+    words, admission = FakeTokenizer(), Admission(AdmissionPolicy(10_000))
+    revision = ModelRevision(GENERATING, words, FakeCounting(words), DispatchPolicy())
+    replica = GeneratingReplica("a", None, 500, ReplicaPolicy(), kv_tokens=4096, max_sequences=8)
+    revision.dispatcher.replicas["a"] = replica
+    model = Model("m", (), admission)
+    model.revisions["r"] = revision
+    admission.charge(100, refusable=True)
+    return model, replica
+
+
+def test_the_tokens_of_running_sequences_are_at_the_servers_until_they_end() -> None:
+    model, replica = revision_that_generates()
+    models = Models([model], DispatchPolicy(), None, FakeCounting)
+    replica.began()
+    assert tokens_by_place(models) == (0, 100, 0)
+    replica.finished()
+    assert tokens_by_place(models) == (0, 0, 100)
 
 
 @in_virtual_time
@@ -135,7 +183,6 @@ async def test_while_the_event_loop_does_not_run_the_viewers_hear_for_how_long(m
         assert isinstance(event, dict)
         assert set(event) == {"silent_s"}
         assert everything is None
-        feed.sample()
 
 
 @in_virtual_time

@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from aggregator.observability.metrics import Totals
-from aggregator.reports.stations import Shares, Station
-from aggregator.reports.words import Scaling, bottleneck, other_problems
+from aggregator.reports.words import Scaling, Work, bottleneck, other_problems
 
 
 def scaling(required: float | None = 1.0, serving: int = 1, model: str = "m") -> Scaling:
-    return Scaling(model, 0.0, 0.0, 1.0, 0.0, 30.0, 0.75, required, serving, 0)
+    return Scaling(model, 0.0, 0.0, 1.0, 0.0, required, serving, 0)
 
 
-def stations(**shares: tuple[float, float]) -> dict[Station, Shares]:
-    return {station: Shares(*shares.get(station.name, (0.0, 0.0))) for station in Station}
+IDLE = Work(0, 0, 0, saturated=0.0, paused=0.0, core=0.1)
+SATURATED = replace(IDLE, saturated=0.9)
 
 
 @pytest.mark.parametrize(
-    ("loop", "shares", "required", "said"),
+    ("work", "required", "said"),
     [
-        (0.1, {"MODEL_SERVERS": (0.9, 0.0)}, 3.2, "Model servers are saturated: 3 more would hold the target."),
-        (0.1, {"QUEUE": (0.0, 0.9)}, 1.0, "Model servers are busy, and those that serve hold the target."),
-        (0.9, {"ADMIT": (0.6, 0.0)}, 1.0, "This aggregator's core is saturated"),
-        (0.1, {"COMPLETE": (0.0, 0.9)}, 1.0, "Replies wait for the broker's acknowledgement"),
-        (0.1, {"RECEIVE": (0.0, 0.9)}, 1.0, "Intake is paused"),
-        (0.1, {"MODEL_SERVERS": (0.25, 0.0)}, 1.0, "Nothing is held up: model servers work 25 % of the time."),
-        (0.1, {"MODEL_SERVERS": (0.9, 0.0)}, None, "Model servers are busy"),
+        (SATURATED, 3.2, "Model servers are saturated: 3 more would hold the target."),
+        (SATURATED, 1.0, "Model servers are busy, and those that serve hold the target."),
+        (SATURATED, None, "Model servers are busy, and those that serve hold the target."),
+        (replace(IDLE, core=0.9), 1.0, "This aggregator's core is saturated"),
+        (replace(IDLE, completing=900, computing=100), 1.0, "Replies wait for the broker's acknowledgement"),
+        (replace(IDLE, completing=700, computing=300), 1.0, "Nothing is held up."),
+        (replace(IDLE, paused=0.9), 1.0, "Intake is paused"),
+        (IDLE, 1.0, "Nothing is held up."),
     ],
 )
-def test_the_bottleneck_is_named_with_what_would_help(
-    loop: float, shares: dict[str, tuple[float, float]], required: float | None, said: str
-) -> None:
-    assert bottleneck(loop, stations(**shares), [scaling(required)]).startswith(said)
+def test_the_bottleneck_is_named_with_the_remedy(work: Work, required: float | None, said: str) -> None:
+    assert bottleneck(work, [scaling(required)]).startswith(said)
 
 
 def test_of_several_models_the_one_that_lacks_most_servers_is_named() -> None:
     models = [scaling(2.0, model="small"), scaling(5.0, model="large")]
-    said = bottleneck(0.1, stations(QUEUE=(0.0, 1.0)), models)
+    said = bottleneck(SATURATED, models)
     assert said == "Model servers are saturated: 4 more would hold the target (large)."
 
 
