@@ -31,7 +31,10 @@ class Command:
 
 COMMANDS = (
     Command(
-        "up", "loadtest.up", "start Kafka, a model server and an aggregator here, and embed 200 questions", calls=True
+        "up",
+        "loadtest.up.command",
+        "start Kafka, a model server and an aggregator here, and embed 200 questions",
+        calls=True,
     ),
     Command("produce", "loadtest.produce", "send queries through Kafka and collect the replies", calls=True),
     Command("embed", "loadtest.embed", "send queries through gRPC and collect the answers", calls=True),

@@ -15,11 +15,10 @@ from loadtest.lab.sweep import interval
 from loadtest.options import fail
 from loadtest.screen import bars, plain_table, wide
 from loadtest.simulate import cases
+from loadtest.simulate.clock import find
 from loadtest.simulate.core_aggregator import Mechanism
-from loadtest.simulate.curves import find
-from loadtest.simulate.pool import Pool
 from loadtest.simulate.scenario import Kind, Policy, Scenario
-from loadtest.simulate.simulation import simulate
+from loadtest.simulate.simulation import Pool, simulate
 
 WORTH_WHILE = 0.05
 """What a mechanism must gain in some case: this share of p99, or of the answers in time a second."""

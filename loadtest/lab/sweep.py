@@ -14,11 +14,10 @@ from statistics import mean, stdev
 from loadtest.options import fail, positive
 from loadtest.screen import bars, plain_table, wide
 from loadtest.simulate import cases
-from loadtest.simulate.curves import find
+from loadtest.simulate.clock import find
 from loadtest.simulate.outcome import Outcome
-from loadtest.simulate.pool import Pool
 from loadtest.simulate.scenario import Kind, Policy, Scenario
-from loadtest.simulate.simulation import simulate
+from loadtest.simulate.simulation import Pool, simulate
 
 SWEPT_ON = (100, 101, 102)
 """The seeds that settings are swept on; they are not among those compared."""

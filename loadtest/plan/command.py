@@ -20,12 +20,11 @@ from loadtest.plan.chart import scaling
 from loadtest.plots import draw_column
 from loadtest.screen import OUTPUT, plain_table, wide
 from loadtest.section import Plot, Series
-from loadtest.simulate.curves import find
+from loadtest.simulate.clock import find
 from loadtest.simulate.load import Drawn, Replayed
 from loadtest.simulate.outcome import Outcome
-from loadtest.simulate.pool import Pool
 from loadtest.simulate.scenario import Kind, Policy, Scenario
-from loadtest.simulate.simulation import simulate
+from loadtest.simulate.simulation import Pool, simulate
 from protos.modelserver.v1.curve import Curve
 
 _ENOUGH = 0.99

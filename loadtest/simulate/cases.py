@@ -7,7 +7,7 @@ from functools import cache
 from math import inf
 
 from aggregator.scheduler.work_item import Priority
-from loadtest.simulate.curves import find
+from loadtest.simulate.clock import find
 from loadtest.simulate.load import Bursts, Day, Lengths, QueryKind, Replay, Steady, Steps
 from loadtest.simulate.scaling import Autoscale, HpaPolicy
 from loadtest.simulate.scenario import Fault, FaultKind, Scenario, Work

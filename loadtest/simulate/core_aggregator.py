@@ -17,8 +17,7 @@ from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
 from aggregator.scheduler.replica_choice import ActiveReplicas
 from aggregator.scheduler.work_item import Priority, Query
-from loadtest.simulate.aggregator import InFlightBatch
-from loadtest.simulate.model_servers import Engine
+from loadtest.simulate.model_servers import Engine, InFlightBatch
 from protos.modelserver.v1.curve import Curve
 
 

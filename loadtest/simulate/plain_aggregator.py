@@ -13,8 +13,7 @@ from math import inf
 
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Priority
-from loadtest.simulate.aggregator import InFlightBatch
-from loadtest.simulate.model_servers import Engine
+from loadtest.simulate.model_servers import Engine, InFlightBatch
 
 Item = tuple[float, float, int]
 """When a query came, its deadline, its tokens."""

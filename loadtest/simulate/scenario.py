@@ -8,11 +8,10 @@ from math import inf
 
 from aggregator.scheduler.budget.controller import BudgetController, SlaGoal
 from aggregator.scheduler.work_item import Priority
-from loadtest.simulate.aggregator import Aggregator
+from loadtest.simulate.clock import StepTimes
 from loadtest.simulate.core_aggregator import CoreAggregator, Mechanism
-from loadtest.simulate.curves import StepTimes
 from loadtest.simulate.load import Arrivals, Lengths
-from loadtest.simulate.model_servers import Engine
+from loadtest.simulate.model_servers import Aggregator, Engine
 from loadtest.simulate.paper_sla import PaperBudgetController
 from loadtest.simulate.plain_aggregator import Closing, PlainAggregator
 from loadtest.simulate.scaling import Autoscale

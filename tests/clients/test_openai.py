@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from loadtest.stack.environment import python_of
+from loadtest.stack.part import python_of
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.clients.conftest import Stack

@@ -8,7 +8,7 @@ import pytest
 
 from aggregator.admission import models
 from aggregator.errors import ModelServerLost
-from loadtest.stack.environment import python_of
+from loadtest.stack.part import python_of
 from tests.integration.frontdoor.test_http import http_door
 from tests.support.listening import Listening, slow_engine
 

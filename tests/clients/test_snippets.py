@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.stack.environment import python_of
+from loadtest.stack.part import python_of
 from tests.clients.conftest import Stack
 from tests.clients.snippets import ROOT, read
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing_extensions import override
 
 from loadtest.stack.child import Child
-from loadtest.stack.environment import python_of
 from loadtest.stack.instant_modelserver import MODEL, tokenizer_folder
-from loadtest.stack.pair import gpu_present
-from loadtest.stack.part import Part, responds
+from loadtest.stack.part import Part, python_of, responds
 from loadtest.stack.ports import free_ports
+from loadtest.stack.service import gpu_present
 
 STEP_TOKENS, GPU_STEP_TOKENS = 4096, 16384
 TEXT_STEP_TOKENS, TEXT_SEQUENCES = 2048, 128

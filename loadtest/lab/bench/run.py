@@ -18,9 +18,8 @@ from loadtest.lab.bench.records import aggregator_cpu, batch_fill, growth, kafka
 from loadtest.lab.bench.setting import MixedPlan, Plan
 from loadtest.options import LOST, fail, positive_int
 from loadtest.screen import ERRORS, OUTPUT
-from loadtest.stack.addresses import DEFAULT_FOLDER
+from loadtest.stack.addresses import DEFAULT_FOLDER, only_one
 from loadtest.stack.errors import StackError
-from loadtest.stack.lock import only_one
 
 BENCHES = {
     front_door.NAME: front_door.measure,

@@ -25,9 +25,8 @@ from loadtest.options import unique
 from loadtest.questions import bundled_questions
 from loadtest.stack.instant_modelserver import MODEL, tokenizer_folder
 from loadtest.stack.kafka import QUICK_START, KafkaBroker
-from loadtest.stack.part import Part
+from loadtest.stack.part import Part, Program
 from loadtest.stack.ports import free_ports
-from loadtest.stack.program import Program
 from loadtest.stack.service import Aggregator
 from protos.embedding.v1 import embedding_pb2 as pb
 

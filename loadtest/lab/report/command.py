@@ -14,7 +14,7 @@ from loadtest.lab.report.page import page
 from loadtest.options import fail
 from loadtest.screen import OUTPUT, bars
 from loadtest.section import Section
-from loadtest.simulate.pool import Pool
+from loadtest.simulate.simulation import Pool
 
 _SECTIONS = {**LOAD_SECTIONS, **CONTROL_SECTIONS, **MIXED_SECTIONS}
 _TITLE = "Batching by tokens, in simulation"

@@ -11,12 +11,11 @@ from loadtest.lab.report.load import Effort, SectionMaker, look
 from loadtest.lab.sweep import SWEPT_ON, Compared, best, compare
 from loadtest.section import Plot, Section, Series, Table
 from loadtest.simulate import cases
-from loadtest.simulate.curves import find
+from loadtest.simulate.clock import find
 from loadtest.simulate.load import Steady
 from loadtest.simulate.outcome import Outcome
-from loadtest.simulate.pool import Pool
 from loadtest.simulate.scenario import Fault, FaultKind, Kind, Policy, Scenario
-from loadtest.simulate.simulation import simulate
+from loadtest.simulate.simulation import Pool, simulate
 
 _MOST_P99_MS = 300.0
 """Of the plot of all cases: more is a queue that grew until its queries were given up."""

@@ -9,12 +9,11 @@ from functools import cache
 from loadtest.lab.sweep import SWEPT_ON, best, settings
 from loadtest.section import Plot, Section, Series, Table
 from loadtest.simulate import cases
-from loadtest.simulate.curves import find
+from loadtest.simulate.clock import find
 from loadtest.simulate.load import Lengths, Steady
 from loadtest.simulate.outcome import Outcome
-from loadtest.simulate.pool import Pool
 from loadtest.simulate.scenario import Kind, Policy, Scenario
-from loadtest.simulate.simulation import simulate
+from loadtest.simulate.simulation import Pool, simulate
 
 _CLOSE_LOAD = 0.7
 """From this load on the knee is shown once more, larger."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from loadtest.lab.mixed import orthrus
 from loadtest.lab.report.load import Effort, SectionMaker
 from loadtest.section import Plot, Section, Series, Table
-from loadtest.simulate.pool import Pool
+from loadtest.simulate.simulation import Pool
 
 
 def _mixed(effort: Effort, pool: Pool) -> Section:

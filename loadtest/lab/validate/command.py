@@ -17,7 +17,7 @@ from loadtest.lab.validate.costs import Costs, costs, read
 from loadtest.options import fail, positive, positive_int
 from loadtest.screen import ERRORS, OUTPUT, plain_table
 from loadtest.simulate.cases import capacity
-from loadtest.simulate.curves import find, step_times
+from loadtest.simulate.clock import find, step_times
 from loadtest.simulate.load import Lengths
 from loadtest.stack.errors import StackError
 from loadtest.stack.service import Aggregator, ModelServer

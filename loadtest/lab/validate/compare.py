@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 
-from loadtest.simulate.curves import StepTimes
+from loadtest.simulate.clock import StepTimes
 from loadtest.simulate.load import Steady
 from loadtest.simulate.outcome import Outcome
 from loadtest.simulate.scenario import Kind, Policy, Scenario, Work

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import astuple, dataclass
 
+from loadtest.clients.prometheus import totals
 from loadtest.lab.processor import cpu_s
-from loadtest.prometheus import totals
 from loadtest.simulate.scenario import Work
 from loadtest.stack.service import Aggregator, ModelServer
 

@@ -20,7 +20,7 @@ from loadtest.lab.validate.relay import Relay, Sent
 from loadtest.plots import draw_column
 from loadtest.questions import bundled_questions
 from loadtest.section import Plot, Series
-from loadtest.simulate.curves import find
+from loadtest.simulate.clock import find
 from loadtest.stack.errors import StackError
 from loadtest.stack.ports import free_ports
 from protos.embedding.v1 import embedding_pb2_grpc

@@ -12,8 +12,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from loadtest.lab.bench.setting import PARTITIONS, REQUESTS, Plan, Setting
 from loadtest.stack.kafka import KafkaBroker
+from loadtest.stack.part import Program
 from loadtest.stack.ports import free_ports
-from loadtest.stack.program import Program
 from protos.embedding.v1 import embedding_pb2 as pb
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(200)]

@@ -17,8 +17,8 @@ import grpc
 import grpc.aio
 import pytest
 
+from loadtest.stack.part import Program
 from loadtest.stack.ports import free_ports
-from loadtest.stack.program import Program
 from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, without_kafka
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc

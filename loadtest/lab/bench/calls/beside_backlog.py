@@ -10,10 +10,10 @@ import grpc
 import numpy as np
 
 from loadtest.clients.grpc import GrpcRunError, Seconds, at_rate
+from loadtest.clients.prometheus import BatchFigures, batch_figures
 from loadtest.lab.bench.figures import Figure
 from loadtest.lab.bench.setting import REQUESTS, Plan, create_topics, fill, kafka, texts
 from loadtest.plots import draw_alone
-from loadtest.prometheus import BatchFigures, batch_figures
 from loadtest.section import Plot, Series
 from loadtest.stack.errors import StackError
 from loadtest.stack.service import Aggregator, ModelServer

@@ -19,8 +19,8 @@ from loadtest.lab.bench.figures import Figure
 from loadtest.lab.bench.setting import Plan, texts
 from loadtest.lab.bench.sides import Load, both_sides
 from loadtest.lab.bench.turns import Medians, in_turns
+from loadtest.stack.part import Program
 from loadtest.stack.ports import free_ports
-from loadtest.stack.program import Program
 from protos.embedding.v1 import embedding_pb2_grpc
 
 NAME = "P5"

@@ -20,9 +20,8 @@ from loadtest.lab.bench.turns import Medians, in_turns
 from loadtest.lab.processor import cpu_s
 from loadtest.stack.errors import StackError
 from loadtest.stack.instant_modelserver import MODEL
-from loadtest.stack.part import Part
+from loadtest.stack.part import Part, Program
 from loadtest.stack.ports import free_ports
-from loadtest.stack.program import Program
 from loadtest.stack.service import without_kafka
 from loadtest.tally import Tally
 

@@ -16,7 +16,7 @@ from loadtest.lab.bench.figures import Figure
 from loadtest.lab.bench.generation.sides import Load, Side, Turn, both_sides
 from loadtest.lab.bench.setting import Plan
 from loadtest.lab.bench.turns import Medians, in_turns
-from loadtest.stack.program import output_of
+from loadtest.stack.part import output_of
 from loadtest.texts.smollm2 import smollm2
 
 TINY, SMOLLM2 = "P7", "P8"

@@ -12,10 +12,10 @@ import psutil
 from aiokafka import AIOKafkaProducer
 
 from aggregator.errors import ungrouped
+from loadtest.clients.prometheus import totals
 from loadtest.lab.bench.figures import Figure
 from loadtest.lab.bench.setting import Plan, create_topics, kafka
 from loadtest.lab.processor import cpu_s
-from loadtest.prometheus import totals
 from loadtest.screen import ERRORS
 from loadtest.stack.errors import StackError
 from loadtest.stack.service import Aggregator, ModelServer

@@ -20,10 +20,9 @@ from loadtest.lab.bench.gpu.verdicts import verdicts
 from loadtest.lab.bench.setting import Plan
 from loadtest.options import LOST, fail
 from loadtest.screen import ERRORS, OUTPUT
-from loadtest.stack.addresses import DEFAULT_FOLDER
+from loadtest.stack.addresses import DEFAULT_FOLDER, only_one
 from loadtest.stack.errors import StackError
-from loadtest.stack.lock import only_one
-from loadtest.stack.pair import gpu_present
+from loadtest.stack.service import gpu_present
 
 _MATRIX = (
     (MINILM, (V2, NO_GRAPHS, V1, DIRECT)),

@@ -15,7 +15,7 @@ from pathlib import Path
 from loadtest.lab.bench.mixed.requests import Clients, Lengths, Task
 from loadtest.lab.bench.setting import Plan
 from loadtest.screen import ERRORS
-from loadtest.stack.program import output_of
+from loadtest.stack.part import output_of
 from loadtest.stack.service import Aggregator, ModelServer, without_kafka
 
 _BOTH = "both"

@@ -10,7 +10,7 @@ from functools import partial
 from loadtest.lab.bench.figures import Figure
 from loadtest.lab.bench.setting import REQUESTS, Plan, Setting, backlog, kafka
 from loadtest.lab.bench.turns import Medians, in_turns
-from loadtest.stack.program import Program
+from loadtest.stack.part import Program
 from protos.embedding.v1 import embedding_pb2 as pb
 
 NAME, ENCODINGS = "P4", "encodings"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from loadtest.clients.prometheus import BatchFigures, batch_figures
 from loadtest.lab.bench.figures import Figure
 from loadtest.lab.bench.setting import Plan, Progress, backlog, between
-from loadtest.prometheus import BatchFigures, batch_figures
 
 NAME = "P6"
 _STEP_S = 0.05

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import psutil
 
+from loadtest.clients.prometheus import totals
 from loadtest.lab.bench.figures import Figure
 from loadtest.lab.bench.setting import Plan, Setting, kafka, mean_tokens, texts
 from loadtest.lab.processor import cpu_s
-from loadtest.prometheus import totals
 from loadtest.screen import ERRORS
 from loadtest.stack.service import Aggregator
 

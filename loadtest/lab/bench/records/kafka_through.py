@@ -11,7 +11,7 @@ from loadtest.lab.bench.setting import REQUESTS, Plan, Progress, Setting, backlo
 from loadtest.lab.bench.sides import Servers, awake, both_servers, paused
 from loadtest.lab.bench.turns import Medians, in_turns
 from loadtest.screen import ERRORS
-from loadtest.stack.program import Program
+from loadtest.stack.part import Program
 
 NAME = "P2"
 _BATCHES = (32, 64, 128, 256)

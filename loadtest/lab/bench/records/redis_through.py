@@ -27,8 +27,7 @@ from loadtest.lab.bench.turns import Medians, in_turns
 from loadtest.lab.processor import cpu_s
 from loadtest.stack.errors import StackError
 from loadtest.stack.instant_modelserver import MODEL, tokenizer_folder
-from loadtest.stack.part import Part
-from loadtest.stack.program import Program
+from loadtest.stack.part import Part, Program
 from loadtest.stack.redis import RedisServer
 from loadtest.stack.service import Aggregator, ModelServer
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from loadtest.plots import draw_alone
 from loadtest.screen import plain_table
 from loadtest.section import Plot, Series
-from loadtest.stack.program import output_of
+from loadtest.stack.part import output_of
 from loadtest.texts.smollm2 import smollm2
 
 _ENVIRONMENT = {

@@ -13,7 +13,7 @@ BENCH = """
 import sys, time
 from loadtest.__main__ import main
 from loadtest.lab.bench import run
-from loadtest.stack.program import Program
+from loadtest.stack.part import Program
 from pathlib import Path
 
 def measure(plan):

@@ -13,16 +13,14 @@ import pytest
 
 from loadtest.__main__ import main
 from loadtest.lab.sweep import SWEPT_ON, best, compare, settings
-from loadtest.simulate import cases, curves
-from loadtest.simulate.clock import Noise
+from loadtest.simulate import cases, clock
+from loadtest.simulate.clock import Noise, step_times
 from loadtest.simulate.core_aggregator import Mechanism
-from loadtest.simulate.curves import step_times
 from loadtest.simulate.load import Lengths, Steady, Steps
 from loadtest.simulate.outcome import Outcome
-from loadtest.simulate.pool import Pool
 from loadtest.simulate.scaling import Autoscale, HpaPolicy
 from loadtest.simulate.scenario import Fault, FaultKind, Kind, Policy, Scenario
-from loadtest.simulate.simulation import simulate
+from loadtest.simulate.simulation import Pool, simulate
 from protos.modelserver.v1.curve import Curve, Rule
 
 SHORT = Scenario("short", Steady(1500.0), 3.0, deadline_s=1.0, warm_up_s=0.0)
@@ -105,12 +103,12 @@ def test_a_sweep_finds_the_best_setting_and_winners_are_compared_seed_by_seed() 
 
 
 def test_a_profiles_curve_is_read_and_anything_else_refused(tmp_path: Path) -> None:
-    assert curves.find("minilm-cpu").per_token_s > 0.0
+    assert clock.find("minilm-cpu").per_token_s > 0.0
     file = tmp_path / "profile.json"
     file.write_text("{}")
     with pytest.raises(ValueError, match="is not a profile"):
-        curves.find(str(file))
-    assert curves.slower(curves.A100_LIKE, 2.0).time_s(600) == pytest.approx(0.040)
+        clock.find(str(file))
+    assert clock.slower(clock.A100_LIKE, 2.0).time_s(600) == pytest.approx(0.040)
 
 
 def test_the_command_writes_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

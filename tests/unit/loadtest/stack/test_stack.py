@@ -11,11 +11,10 @@ import pytest
 from rich.console import Console
 
 from loadtest.stack import ports
-from loadtest.stack.addresses import USUAL, Addresses, forget, running_stack
+from loadtest.stack.addresses import USUAL, Addresses, forget, only_one, running_stack
 from loadtest.stack.errors import StackError
-from loadtest.stack.lock import only_one
 from loadtest.stack.ports import choose_port, free_ports, is_free
-from loadtest.stack.stages import Stages
+from loadtest.stack.stack import Stages
 
 HERE = Addresses("localhost:1", "localhost:2", "localhost:3", "localhost:4", ["localhost:5"], "http://localhost:4/")
 

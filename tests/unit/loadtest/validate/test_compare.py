@@ -10,7 +10,7 @@ from rich.console import Console
 from loadtest.lab.validate.command import table
 from loadtest.lab.validate.compare import Repeat, Row, Run, row, simulated
 from loadtest.lab.validate.costs import Reading, costs
-from loadtest.simulate.curves import StepTimes
+from loadtest.simulate.clock import StepTimes
 from loadtest.simulate.scenario import Work
 
 LIVE = (Repeat(0.100, 0.200), Repeat(0.110, 0.300), Repeat(0.090, 0.250))

@@ -16,20 +16,18 @@ from loadtest.clients.grpc import GrpcRun, GrpcRunError
 from loadtest.clients.kafka import KafkaRun
 from loadtest.clients.kafka_connection import KafkaRunError
 from loadtest.clients.redis import RedisRunError, through_redis
-from loadtest.demo import DAY_S, DEMO_SERVERS, Demo, outcomes_table
 from loadtest.options import FAILED, LOST, add_client_option, fail, positive, positive_int
 from loadtest.questions import bundled_questions
-from loadtest.retrieval import Service, loops_table, retrieve, runs_table
-from loadtest.sample import measure_gain, neighbours_table, passages_table, take_sample
 from loadtest.screen import OUTPUT
-from loadtest.stack.addresses import DEFAULT_FOLDER, Addresses, forget
+from loadtest.stack.addresses import DEFAULT_FOLDER, Addresses, forget, only_one
 from loadtest.stack.errors import StackError
-from loadtest.stack.lock import only_one
-from loadtest.stack.pair import gpu_present, split_pair
-from loadtest.stack.stack import Stack, StackPlan
-from loadtest.stack.stages import Stages
+from loadtest.stack.service import gpu_present, split_pair
+from loadtest.stack.stack import Stack, StackPlan, Stages
 from loadtest.texts import sample as texts
 from loadtest.texts.smollm2 import smollm2
+from loadtest.up.demo import DAY_S, DEMO_SERVERS, Demo, outcomes_table
+from loadtest.up.retrieval import Service, loops_table, retrieve, runs_table
+from loadtest.up.sample import measure_gain, neighbours_table, passages_table, take_sample
 
 _QUESTIONS, _ASKED, _INDEXED, _LOOPS = 200, 20, 200, 2
 _WATCH_S = 0.5

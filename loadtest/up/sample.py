@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from loadtest.clients import grpc, kafka
 from loadtest.clients.grpc import GrpcRun, GrpcRunError
 from loadtest.clients.kafka import KafkaRun
-from loadtest.prometheus import BatchFigures, batch_figures
+from loadtest.clients.prometheus import BatchFigures, batch_figures
 from loadtest.screen import exchange_bars, milliseconds
 from loadtest.tally import Summary, Tally
 

@@ -1,0 +1,1 @@
+"""`python -m loadtest up`: start the stack here, and show what it does."""
