@@ -19,6 +19,8 @@ from loadtest.stack.part import Part
 from loadtest.stack.ports import free_ports
 
 _DURABLE = {"appendonly": "yes", "appendfsync": "always"}
+UNSYNCED = {"appendfsync": "no"}
+"""For tests that crash no machine: what a killed server wrote, the kernel has, and no client waits for a busy disk."""
 
 
 class RedisServer(Part):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from loadtest.stack.kafka import KafkaBroker
-from loadtest.stack.redis import RedisServer
+from loadtest.stack.redis import UNSYNCED, RedisServer
 from loadtest.stack.service import Aggregator, ModelServer
 from loadtest.texts.smollm2 import NAME as GENERATING
 from tests.support.listening import MODEL_FOLDER
@@ -39,7 +39,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     generates = {"MODEL__TASK": "both", "MODEL__NAME": GENERATING, "MODEL__PATH": str(model)}
     with (
         KafkaBroker(folder / "kafka") as broker,
-        RedisServer(folder / "redis") as redis,
+        RedisServer(folder / "redis", settings=UNSYNCED) as redis,
         ModelServer(folder / "model-server.log", settings=synthetic) as server,
         ModelServer(folder / "generating.log", settings={**synthetic, **generates}) as generating,
     ):

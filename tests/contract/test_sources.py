@@ -12,7 +12,7 @@ import pytest_asyncio
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Request, Source
 from aggregator.scheduler.work_item import Priority
-from loadtest.stack.redis import RedisServer
+from loadtest.stack.redis import UNSYNCED, RedisServer
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.brokers import Broker, KafkaAsBroker, RedisAsBroker
 from tests.support.fake_source import reply_all
@@ -25,7 +25,7 @@ POISON = Failure(Code.INTERNAL, "it broke")
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A server for all tests."""
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+    with RedisServer(tmp_path_factory.mktemp("redis"), settings=UNSYNCED) as server:
         yield server
 
 

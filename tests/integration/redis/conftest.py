@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from loadtest.stack.redis import RedisServer
+from loadtest.stack.redis import UNSYNCED, RedisServer
 from tests.support.brokers import RedisAsBroker
 
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A server that no test breaks."""
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+    with RedisServer(tmp_path_factory.mktemp("redis"), settings=UNSYNCED) as server:
         yield server
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[RedisServer]:
     """A server that the test may break."""
-    with RedisServer(tmp_path / "redis") as server:
+    with RedisServer(tmp_path / "redis", settings=UNSYNCED) as server:
         yield server
 
 

@@ -19,7 +19,7 @@ from aggregator.sources.redis.connection import prepare_streams
 from aggregator.sources.redis.source import RedisSource
 from k8s.process.errors import StartError
 from loadtest.stack.part import Part
-from loadtest.stack.redis import RedisServer
+from loadtest.stack.redis import UNSYNCED, RedisServer
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.brokers import RedisAsBroker
 from tests.support.certificates import Authority
@@ -404,7 +404,7 @@ async def test_tls_with_certificates_of_both_sides(tmp_path: Path) -> None:
     other_ca.write_bytes(stranger.cert)
     server_cert, server_key = authority.issue("redis").write(tmp_path, "server")
     cert, key = authority.issue("tokenbatch").write(tmp_path, "client")
-    server = RedisServer(tmp_path / "redis")
+    server = RedisServer(tmp_path / "redis", settings=UNSYNCED)
     server.settings |= {"tls-port": str(server.port), "port": "0", "tls-ca-cert-file": str(ca)}
     server.settings |= {"tls-cert-file": str(server_cert), "tls-key-file": str(server_key)}
     await asyncio.to_thread(server.launch)
@@ -427,7 +427,7 @@ async def test_tls_with_certificates_of_both_sides(tmp_path: Path) -> None:
 
 
 async def test_a_failover_by_sentinel_loses_no_entry(tmp_path: Path) -> None:
-    master, replica = RedisServer(tmp_path / "master"), RedisServer(tmp_path / "replica")
+    master, replica = (RedisServer(tmp_path / name, settings=UNSYNCED) for name in ("master", "replica"))
     replica.settings["replicaof"] = f"127.0.0.1 {master.port}"
     sentinel = RedisServer(tmp_path / "sentinel")
     for name in tuple(sentinel.settings):
@@ -468,7 +468,7 @@ async def test_a_failover_by_sentinel_loses_no_entry(tmp_path: Path) -> None:
 
 
 async def test_a_cluster_of_one_node_serves(tmp_path: Path) -> None:
-    with RedisServer(tmp_path / "redis", settings={"cluster-enabled": "yes"}) as server:
+    with RedisServer(tmp_path / "redis", settings={**UNSYNCED, "cluster-enabled": "yes"}) as server:
         with server.client() as admin:
             admin.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
             info: Any = partial(admin.execute_command, "CLUSTER INFO")
