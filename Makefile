@@ -3,7 +3,7 @@ ARGS ?=
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help up install test faults broken mutate test-cluster bench bench-gpu fuzz fmt lint types proto proto-check chart lock clean
+.PHONY: help up install test faults test-cluster bench bench-gpu fuzz fmt lint types proto proto-check chart lock clean
 
 ##@ Use
 up: ## Install, start Kafka, a model server and an aggregator, and embed 200 questions (ARGS=--help for the options)
@@ -22,10 +22,6 @@ faults: ## Inject faults under load, count every record, and update docs/reliabi
 	@.ci/install --dev
 	@$(PY) -m tests.faults.run $(ARGS)
 
-broken: ## Put one small fault at a time into the code, and check that the tests fail (ARGS=--help for the options)
-	@.ci/install --dev
-	@$(PY) -m tests.broken $(ARGS)
-
 test-cluster: ## Build the images, start a real Kubernetes, install the chart and inject faults (ARGS="-m short" for a part)
 	@.ci/install --dev
 	@$(PY) -m pytest tests/cluster --verbose $(ARGS)
@@ -41,10 +37,6 @@ bench-gpu: ## Decide on a GPU what was designed without one: engines, graphs, an
 fuzz: ## Fuzz every decoder for a minute each (ARGS="kafka_json --seconds 600" for one and longer)
 	@.ci/install --dev
 	@$(PY) -m tests.fuzz $(ARGS)
-
-mutate: ## Change the rules' code in thousands of small ways, and check that a fast test fails (ARGS="aggregator/scheduler" for a part)
-	@.ci/install --dev
-	@$(PY) -m tests.mutants $(ARGS)
 
 fmt: ## Format the code and apply the safe fixes
 	@.ci/install --dev
@@ -77,7 +69,7 @@ lock: ## Resolve pyproject.toml into requirements/ (ARGS=--upgrade for newer ver
 	@.ci/lock $(ARGS)
 
 clean: ## Remove what git does not track: environment, caches, data of a stopped stack
-	@rm -rf .venv .run dist mutants .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv .run dist .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## Show this

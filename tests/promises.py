@@ -14,8 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.broken.builds import BUILDS
-
 ROOT = Path(__file__).parents[1]
 _TABLES = re.compile(r"`(tests/[\w/.]+\.py::\w+)[^`]*`")
 
@@ -49,8 +47,6 @@ def promises(tests: Mapping[str, str]) -> Iterator[Promise]:
     listed = tomllib.loads((ROOT / "tests" / "promises.toml").read_text(encoding="utf-8"))
     for rule in listed["rule"]:
         yield Promise("rules", rule["is"], tuple(rule["tests"]))
-    for build in BUILDS:
-        yield Promise("broken builds", build.rule, tuple(test.partition("[")[0] for test in build.tests))
     yield from _reliability(tests)
     for code in re.findall(r"^\| `([A-Z_]+)` \| \d+ \|", _page("errors.md"), re.MULTILINE):
         yield Promise("errors.md", code, tuple(_naming(tests, rf"\b{code}\b")))

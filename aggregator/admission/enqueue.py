@@ -147,7 +147,7 @@ def _counted(
     slices = iter(found)
     for request, values, indexes in waiting:
         inputs: list[tuple[int, bytes]] = []
-        size_bytes = 0  # pragma: no mutate: divided by 4 and rounded down
+        size_bytes = 0
         for index in indexes:
             given = values[index]
             token_ids = given if isinstance(given, bytes) else next(slices)  # also of requests given up since
@@ -187,10 +187,10 @@ def apart(requests: Sequence[Request]) -> tuple[list[list[Request]], list[Reques
     """The groups of requests that are counted together, and the requests that are counted by themselves."""
     portions: list[list[Request]] = []
     long: list[Request] = []
-    room = 0  # pragma: no mutate: the first request opens a portion whatever the room
+    room = 0
     for request in requests:
         inputs = request.inputs
-        characters = len(inputs[0]) if len(inputs) == 1 else sum(map(len, inputs))  # pragma: no mutate
+        characters = len(inputs[0]) if len(inputs) == 1 else sum(map(len, inputs))
         if characters > LONG_CHARACTERS:
             long.append(request)
             continue
@@ -262,7 +262,7 @@ def too_long(model_revision: ModelRevision, request: Request, found: str) -> Fai
 
 def _slices(counted: TokenBatch) -> Iterator[bytes]:
     data = counted.ids.tobytes()
-    start = 0  # pragma: no mutate: None begins a slice as 0 does
+    start = 0
     for end in (np.cumsum(counted.lengths) * _ID_BYTES).tolist():
         yield data[start:end]
         start = end

@@ -43,7 +43,7 @@ def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Rout
             if request.remaining:
                 embeds = request.generation is None
                 key = (request.model, request.model_revision, request.source.refusable, id(request.options), embeds)
-                route = routes.get(key)  # pragma: no mutate: a cache: what is not found in it is made again, alike
+                route = routes.get(key)
                 if route is None:
                     model, model_revision, options = _route(request, models, now_s)
                     if model_revision is None:
@@ -51,7 +51,7 @@ def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Rout
                     else:
                         route = options, routed.groups.setdefault(model_revision, (model, []))[1]
                     if model.canary is None:  # with a canary each request may go to another revision
-                        routes[key] = route  # pragma: no mutate: a cache: what is not found in it is made again, alike
+                        routes[key] = route
                 request.options, group = route
                 group.append(request)
             elif not request.given_up:

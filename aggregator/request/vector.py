@@ -85,9 +85,9 @@ def _shape(matrix: Float32Matrix, dimensions: int, *, normalize: bool) -> Float3
     if dimensions:
         matrix = matrix[:, :dimensions]
     if normalize:
-        norms = np.sqrt(np.einsum("ij,ij->i", matrix, matrix))  # pragma: no mutate: names of indices
+        norms = np.sqrt(np.einsum("ij,ij->i", matrix, matrix))
         matrix = matrix / np.maximum(norms, np.float32(1e-12))[:, None]
-    return np.ascontiguousarray(matrix, dtype="<f4")  # pragma: no mutate
+    return np.ascontiguousarray(matrix, dtype="<f4")
 
 
 def _encode(matrix: Float32Matrix, encoding: int) -> EncodedRows:

@@ -79,7 +79,7 @@ class Dispatcher:
         self._packer = Packer(self.queue, policy.pack)
         self._pace = Pace()
         self._policy = policy
-        self._reserving = False  # pragma: no mutate: one look at the retries more finds none
+        self._reserving = False
         self._batch_ids = (f"{name}-{number}" for number in count(1))
 
     def due(self, now_s: float, *, max_items: int, draining: bool = False) -> Due:
@@ -105,7 +105,7 @@ class Dispatcher:
 
     def lost(self, items: list[WorkItem], replica: str, now_s: float, jitter: float, *, again: bool) -> None:
         """A replica failed after these items began there: they continue elsewhere, as suspects if `again`."""
-        before = RetryBatch(items, 1, replica, now_s) if again else None  # pragma: no mutate: only its failures count
+        before = RetryBatch(items, 1, replica, now_s) if again else None
         self.retries.failed(items, before, replica, now_s, jitter)
 
     def failed(self, batch: Batch, now_s: float, jitter: float) -> list[WorkItem]:
@@ -143,7 +143,7 @@ class Dispatcher:
         queue = self.queue
         pace = self._pace if self._policy.paced and always is None else None
         while len(queue):
-            prompt = b""  # pragma: no mutate: no server knows a prompt of other bytes
+            prompt = b""
             if self._policy.by_prefix:
                 prompt = queue.next_ids()
             choice = choose_replica(
@@ -181,7 +181,7 @@ class Dispatcher:
         retry: RetryBatch | None,
         now_s: float,
         *,
-        budget: int = 0,  # pragma: no mutate: a replica's budget is one token or more
+        budget: int = 0,
     ) -> Batch:
         token_count = sum(item.token_count for item in items)
         budget = max(budget, replica.token_budget)

@@ -32,8 +32,8 @@ class FairQueue:
         # Each flow has one head: (start tag of its next query, order, flow). Tags count tokens.
         self._flows: dict[str, _Flow] = {}
         self._heads: list[tuple[int, int, _Flow]] = []
-        self._virtual_time = 0  # pragma: no mutate: all start tags shift alike: only their order counts
-        self._order = 0  # pragma: no mutate: only compared: where it starts and by how much it rises changes no order
+        self._virtual_time = 0
+        self._order = 0
 
     def __len__(self) -> int:
         """The number of queries and tenants in memory, including queries that no longer wait."""
@@ -44,7 +44,7 @@ class FairQueue:
         if query.deadline_s == inf:
             flow.undated.append(query)
         else:
-            self._order += 1  # pragma: no mutate: only compared
+            self._order += 1
             heappush(flow.dated, (query.deadline_s, self._order, query))
 
     def charge(self, tenant: str, token_count: int) -> None:
@@ -65,13 +65,13 @@ class FairQueue:
                 item = query.item
                 if item is not None and item.queued:
                     self._virtual_time = start
-                    self._order = order = self._order + 1  # pragma: no mutate
+                    self._order = order = self._order + 1
                     flow.finish = finish = start + item.token_count
                     heapreplace(heads, (finish, order, flow))
                     return query
             heappop(heads)
             del self._flows[flow.tenant]
-        self._virtual_time = 0  # pragma: no mutate: all start tags shift alike: only their order counts
+        self._virtual_time = 0
         return None
 
     def drop_invalid(self) -> None:
@@ -88,6 +88,6 @@ class FairQueue:
 
     def _open(self, tenant: str) -> _Flow:
         flow = self._flows[tenant] = _Flow(tenant, self._virtual_time)
-        self._order += 1  # pragma: no mutate: only compared: where it starts and by how much it rises changes no order
+        self._order += 1
         heappush(self._heads, (self._virtual_time, self._order, flow))
         return flow

@@ -48,7 +48,7 @@ class GeneratingReplica(Replica):
         max_sequences: int,
         length: MeanLength | None = None,
         per_sequence_s: float = 0.0,
-        capacity: int = 0,  # pragma: no mutate: a budget is one token or more
+        capacity: int = 0,
     ) -> None:
         """`capacity`: tokens of prompts that one batch may hold; 0: the budget. `length`: of its revision."""
         self.sequences = 0
@@ -104,9 +104,9 @@ class GeneratingReplica(Replica):
     def batch_tokens(
         self,
         queued_tokens: int,
-        backlog_tokens: int = 0,  # pragma: no mutate: does not count here
-        within_s: float = 0.0,  # pragma: no mutate: nor does this
-        share_tokens: int = 0,  # pragma: no mutate: a budget is one token or more
+        backlog_tokens: int = 0,
+        within_s: float = 0.0,
+        share_tokens: int = 0,
     ) -> int:
         """Tokens of prompts that the next batch may hold here: its share of what waits, however long that takes.
 
@@ -121,7 +121,7 @@ class GeneratingReplica(Replica):
         for prompt in prompts:
             for _, key in _prefixes(prompt):
                 self._seen.pop(key, None)
-                self._seen[key] = None  # pragma: no mutate: only the keys count
+                self._seen[key] = None
         while len(self._seen) > _MOST_PREFIXES:
             del self._seen[next(iter(self._seen))]
 

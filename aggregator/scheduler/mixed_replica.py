@@ -41,7 +41,7 @@ class MixedReplica(Replica):
 
     @override
     def free_s(self, now_s: float) -> float:
-        if not self._joins or self._out[0].end_s < now_s:  # pragma: no mutate: at its very end it is free either way
+        if not self._joins or self._out[0].end_s < now_s:
             return super().free_s(now_s)
         return max(now_s, self.not_before_s)
 

@@ -74,10 +74,10 @@ class PriorityQueue:
 
     def sweep(self) -> None:
         """Drop queries that no longer wait once they may be the majority: memory follows the number that wait."""
-        if len(self._arrivals) + len(self.fair) > self._sweep_at:  # pragma: no mutate
+        if len(self._arrivals) + len(self.fair) > self._sweep_at:
             self._arrivals = deque(self.arrivals())
             self.fair.drop_invalid()
-            self._sweep_at = 2 * (len(self._arrivals) + len(self.fair)) + _PUTS_PER_SWEEP  # pragma: no mutate
+            self._sweep_at = 2 * (len(self._arrivals) + len(self.fair)) + _PUTS_PER_SWEEP
 
 
 class TokenQueue:
@@ -94,7 +94,7 @@ class TokenQueue:
         self._coalesce = policy.coalesce
         self._by_ids: dict[bytes, WorkItem] = {}
         self._deadlines: list[ByDeadline] = []
-        self._order = 0  # pragma: no mutate: only compared: where it starts and by how much it rises changes no order
+        self._order = 0
         self._sweep_at = _PUTS_PER_SWEEP
 
     @property
@@ -108,7 +108,7 @@ class TokenQueue:
         These are all waiting tokens of the class; of the interactive class half, so that the other half is packed while
         these run. A step longer than the class may wait would make the queries behind it late.
         """
-        for priority, waiting in zip(Priority, self.classes, strict=True):  # pragma: no mutate: as many of each
+        for priority, waiting in zip(Priority, self.classes, strict=True):
             if waiting.items or now_s < waiting.in_use_until_s:
                 return waiting.tokens // (2 if priority is Priority.INTERACTIVE else 1), waiting.max_wait_s
         return 0, 0.0
@@ -135,14 +135,14 @@ class TokenQueue:
         else:
             item.waiters.append(query)
             self.coalesced += 1
-            if query.priority < item.priority:  # pragma: no mutate: the same class changes nothing
+            if query.priority < item.priority:
                 self._reclass(item, query.priority)
         query.item = item
-        self._order += 1  # pragma: no mutate: only compared: where it starts and by how much it rises changes no order
+        self._order += 1
         waiting.push(query)
         if query.deadline_s != inf:
             heappush(self._deadlines, (query.deadline_s, self._order, query))
-        if not self._order % _PUTS_PER_SWEEP:  # pragma: no mutate
+        if not self._order % _PUTS_PER_SWEEP:
             self._sweep()
         return item
 
@@ -154,7 +154,7 @@ class TokenQueue:
         item.waiters.remove(query)
         if not item.waiters:
             self._remove(item)
-        elif all(waiter.priority > item.priority for waiter in item.waiters):  # pragma: no mutate
+        elif all(waiter.priority > item.priority for waiter in item.waiters):
             self._reclass(item, min(waiter.priority for waiter in item.waiters))
         return True
 
@@ -227,7 +227,7 @@ class TokenQueue:
     def _sweep(self) -> None:
         for waiting in self.classes:
             waiting.sweep()
-        if len(self._deadlines) > self._sweep_at:  # pragma: no mutate
+        if len(self._deadlines) > self._sweep_at:
             self._deadlines = [dated for dated in self._deadlines if dated[2].waits]
             heapify(self._deadlines)
-            self._sweep_at = 2 * len(self._deadlines) + _PUTS_PER_SWEEP  # pragma: no mutate
+            self._sweep_at = 2 * len(self._deadlines) + _PUTS_PER_SWEEP

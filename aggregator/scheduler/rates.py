@@ -51,7 +51,7 @@ class Arrivals:
         self._arrived_s = now_s
         self._inputs = 0.0
         self._requests_seen = 0.0
-        self._mean_inputs = 0.0  # pragma: no mutate: the first request has the whole weight
+        self._mean_inputs = 0.0
         self.tokens_per_request = 0.0
         self.total_inputs = 0
         self.total_tokens = 0
@@ -109,7 +109,7 @@ class BusyShare:
         readings = self._readings
         readings.append((now_s, cpu_s))
         start_s = now_s - _BUSY_WINDOW_S
-        while len(readings) > 2 and readings[1][0] <= start_s:  # noqa: PLR2004 - a span  # pragma: no mutate
+        while len(readings) > 2 and readings[1][0] <= start_s:  # noqa: PLR2004 - a span
             readings.pop(0)
         first_s, first_cpu_s = readings[0]
         return min(1.0, max(0.0, (cpu_s - first_cpu_s) / (now_s - first_s))) if now_s > first_s else 0.0
@@ -126,9 +126,9 @@ class Drain:
     """
 
     def __init__(self) -> None:
-        self._tokens_per_s: float | None = None  # pragma: no mutate: set at the first look
+        self._tokens_per_s: float | None = None
         self._began_s = self._looked_s = -inf
-        self._left = 0  # pragma: no mutate: set at the first look
+        self._left = 0
 
     def tokens_per_s(self, left: int, now_s: float) -> float | None:
         """The rate, when `left` tokens have left in total; None until it is known."""

@@ -170,7 +170,7 @@ class Replica:
         policy: ReplicaPolicy,
         budget_controller: BudgetController | None = None,
         *,
-        capacity: int = 0,  # pragma: no mutate: a budget is one token or more
+        capacity: int = 0,
         per_sequence_s: float = 0.0,
     ) -> None:
         """`capacity`: tokens that a batch of a backlog may hold; 0: at most the budget.
@@ -186,7 +186,7 @@ class Replica:
         self._follow_budget()
         self.lead_s = policy.first_lead_s
         self.reply_delay = ReplyDelay()
-        self.foreign_tokens = 0  # pragma: no mutate
+        self.foreign_tokens = 0
         self.not_before_s = -inf
         self.exclusive = False
         self.sibling: Replica | None = None
@@ -252,7 +252,7 @@ class Replica:
         if not self._out:
             return max(now_s + self._foreign_s(now_s), self.not_before_s)
         end_s = self._out[-1].end_s
-        if end_s < now_s:  # pragma: no mutate: adds twice nothing
+        if end_s < now_s:
             # An overdue batch is expected to take as long again: a server that hangs must not look free.
             end_s += 2.0 * (now_s - end_s)
         return max(end_s, self.not_before_s)
@@ -276,7 +276,7 @@ class Replica:
         0 when it is overdue, so that nothing waits for a server that hangs.
         """
         left_s = by_s - self.free_s(now_s)
-        if self.exclusive or self.end_s <= now_s or left_s <= 0.0:  # pragma: no mutate
+        if self.exclusive or self.end_s <= now_s or left_s <= 0.0:
             return 0
         step_tokens = min(tokens, self.token_budget)
         return min(tokens, int(left_s / self.step_time_s(step_tokens)) * step_tokens)
@@ -284,9 +284,9 @@ class Replica:
     def batch_tokens(
         self,
         queued_tokens: int,
-        backlog_tokens: int = 0,  # pragma: no mutate: a budget is one token or more
-        within_s: float = 0.0,  # pragma: no mutate: counts for a backlog only
-        share_tokens: int = 0,  # pragma: no mutate: does not count here
+        backlog_tokens: int = 0,
+        within_s: float = 0.0,
+        share_tokens: int = 0,
     ) -> int:
         """Tokens that the next batch may hold here, in a step that takes no longer than `within_s`.
 
@@ -297,10 +297,10 @@ class Replica:
         """
         del share_tokens
         budget = self.token_budget
-        if backlog_tokens > budget:  # pragma: no mutate: a backlog of the budget goes in one batch either way
+        if backlog_tokens > budget:
             most = min(backlog_tokens, self._tokens_within(within_s))
             return max(budget, self._curve.snapped(most, most))
-        if self._sharing < self._policy.shared_from or not budget // 2 < queued_tokens < budget:  # pragma: no mutate
+        if self._sharing < self._policy.shared_from or not budget // 2 < queued_tokens < budget:
             return budget
         return budget // 2
 
@@ -381,7 +381,7 @@ class Replica:
             return
         if report.idle_before_s > policy.idle_target * report.step_duration_s:
             self.lead_s = min(self.lead_s + report.idle_before_s, report.step_duration_s)
-        elif report.staged_s > policy.staged_margin_s:  # pragma: no mutate: shortens the lead by nothing
+        elif report.staged_s > policy.staged_margin_s:
             shorter_s = self.lead_s - policy.lead_decay * (report.staged_s - policy.staged_margin_s)
             self.lead_s = max(policy.min_lead_s, shorter_s)
 

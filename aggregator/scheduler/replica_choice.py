@@ -47,7 +47,7 @@ class Pace:
         with later ones: the smaller it is, the shorter the wait.
         """
         window_s = next_free_s - self._sent_s
-        if not 0.0 < window_s < inf or self._items * window_s < free_replicas * self._elapsed_s:  # pragma: no mutate
+        if not 0.0 < window_s < inf or self._items * window_s < free_replicas * self._elapsed_s:
             return -inf
         return self._sent_s + gain * window_s / (free_replicas + 1)
 
@@ -85,7 +85,7 @@ def choose_replica(
     pace: Pace | None = None,
     deadline_s: float = inf,
     *,
-    prompt: bytes = b"",  # pragma: no mutate: no server knows a prompt of other bytes
+    prompt: bytes = b"",
 ) -> ReplicaChoice:
     """Choose the replica with the smallest predicted finish among those that are due.
 
@@ -190,7 +190,7 @@ class ActiveReplicas(MutableMapping[str, Replica]):
         first_s = inf
         for replica in chain((self._replicas[name] for _, name in self._spare), self.in_use.values()):
             first_s = min(first_s, replica.due_s(now_s))
-            if first_s <= now_s:  # pragma: no mutate: a replica that is due at this moment, or was before, is due now
+            if first_s <= now_s:
                 break
         return first_s
 
@@ -203,7 +203,7 @@ class ActiveReplicas(MutableMapping[str, Replica]):
 
     def returned(self, replica: Replica) -> None:
         """A batch came back from this replica: unless it is always active, it is spare again once it is idle."""
-        if len(self._replicas) > ENOUGH and self._replicas.get(replica.name) is replica:  # pragma: no mutate
+        if len(self._replicas) > ENOUGH and self._replicas.get(replica.name) is replica:
             self._make_spare(self._rank(replica.name))
 
     @override
@@ -224,7 +224,7 @@ class ActiveReplicas(MutableMapping[str, Replica]):
         self._ranked.remove(self._rank(name))
         if self.in_use.pop(name, None) is None:
             self._spare.remove(self._rank(name))
-        for ranked in self._ranked[ENOUGH - 1 : ENOUGH]:  # pragma: no mutate
+        for ranked in self._ranked[ENOUGH - 1 : ENOUGH]:
             if ranked in self._spare:
                 self._spare.remove(ranked)
                 self.in_use[ranked[1]] = self._replicas[ranked[1]]
@@ -245,4 +245,4 @@ class ActiveReplicas(MutableMapping[str, Replica]):
             insort(self._spare, ranked)
 
     def _rank(self, name: str) -> _Ranked:
-        return blake2b(f"{self._dispatcher} {name}".encode(), digest_size=8).digest(), name  # pragma: no mutate
+        return blake2b(f"{self._dispatcher} {name}".encode(), digest_size=8).digest(), name

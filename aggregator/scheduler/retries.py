@@ -69,7 +69,7 @@ class Retries:
 
     def refused(self, items: list[WorkItem], retry: RetryBatch | None, now_s: float, jitter: float) -> None:
         """A server refused a batch before starting it: it is sent again, and this does not count as a failure."""
-        again = retry or RetryBatch(items, 0, "", now_s)  # pragma: no mutate
+        again = retry or RetryBatch(items, 0, "", now_s)
         again.not_before_s = now_s + jitter * self._policy.backoff_s
         if again.suspect:
             self._suspects.refused(again)
@@ -164,7 +164,7 @@ class _Suspects:
     def __init__(self, patience_s: float) -> None:
         self.parts: deque[RetryBatch] = deque()
         self.waiting: deque[RetryBatch] = deque()
-        self.replica = ""  # pragma: no mutate: the empty name and None are no replica alike
+        self.replica = ""
         self.out = False
         self.moves_s = inf
         self._patience_s = patience_s
@@ -228,7 +228,7 @@ class _Suspects:
             return
         middle = len(retry.items) // 2
         first, second = (
-            RetryBatch(items, retry.failures, retry.failed_on, retry.not_before_s, suspect=True)  # pragma: no mutate
+            RetryBatch(items, retry.failures, retry.failed_on, retry.not_before_s, suspect=True)
             for items in (retry.items[:middle], retry.items[middle:])
         )
         first.half = second
@@ -237,7 +237,7 @@ class _Suspects:
     def _open_next(self) -> None:
         """Bisect the next suspect batch once the present one is done."""
         while not self.parts and not self.out:
-            self.replica = ""  # pragma: no mutate: the empty name and None are no replica alike
+            self.replica = ""
             if not self.waiting:
                 return
             retry = self.waiting.popleft()
@@ -257,17 +257,17 @@ class _Quarantine:
     def add(self, token_ids: bytes) -> None:
         self._digests[hash(token_ids)] = _digest(token_ids)
         if len(self._digests) > self._size:
-            self._digests.popitem(last=False)  # pragma: no mutate: None is false as well
+            self._digests.popitem(last=False)
 
     def __contains__(self, token_ids: bytes) -> bool:
-        if not self._digests:  # pragma: no mutate: faster, with the same result
+        if not self._digests:
             return False
         digest = self._digests.get(hash(token_ids))  # the hash spares most a digest
-        return digest is not None and digest == _digest(token_ids)  # pragma: no mutate: no two here share a hash
+        return digest is not None and digest == _digest(token_ids)
 
 
 def _digest(token_ids: bytes) -> bytes:
-    return blake2b(token_ids, digest_size=16).digest()  # pragma: no mutate: any length of digest tells them apart
+    return blake2b(token_ids, digest_size=16).digest()
 
 
 def _waiting(retry_batches: Collection[RetryBatch]) -> list[Query]:

@@ -79,7 +79,7 @@ def _is_one_text(data: bytes, start: int, end: int) -> bool:
 def head(data: bytes) -> pb.EmbedRequest:
     """The message without its inputs, as far as it can be read with little effort: usually its id."""
     told: list[bytes] = []
-    begins = 0  # pragma: no mutate: None begins a slice as 0 does
+    begins = 0
     try:
         for walked, (number, _, _, ends) in enumerate(fields(data, 0, len(data))):
             if number != _INPUTS:
@@ -109,7 +109,7 @@ def fields(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int
     while position < end:
         tag, position = (data[position], position + 1) if data[position] < _ONE_BYTE else _varint(data, position, end)
         wire_type = tag & 7
-        start = position  # pragma: no mutate: nobody asks where a field begins that is not of bytes
+        start = position
         if wire_type == _BYTES:
             if position < end and data[position] < _ONE_BYTE:  # most are short, and a call costs more than the rest
                 size, start = data[position], position + 1
@@ -182,7 +182,7 @@ def parse(
         limit = "at least one input is needed" if not remaining else f"at most {defaults.max_inputs} are taken"
         raise InvalidRequest(f"{remaining} inputs: {limit}", "inputs")
     values: Sequence[str | bytes] = (inputs[0].text,)
-    if remaining > 1:  # pragma: no mutate: faster for one, with the same result
+    if remaining > 1:
         values = [item.text for item in inputs]
     if message.HasField("expire_time"):
         expire_s = message.expire_time.seconds + message.expire_time.nanos * 1e-9

@@ -77,7 +77,7 @@ def is_large(request: Request) -> bool:
 
 
 def to_protobuf(request: Request, reply_id: str) -> bytes:
-    outcome = request.outcomes[0]  # pragma: no mutate
+    outcome = request.outcomes[0]
     if len(request.outcomes) == 1 and isinstance(outcome, Vector):
         return _shared(outcome.batch, request.options).protobuf(request.request_id, outcome, reply_id)
     if request.options.encoding == pb.ENCODING_INT8:  # each vector has its own scale: nothing is shared
@@ -93,7 +93,7 @@ def _pieces(request: Request, reply_id: str) -> Iterator[bytes]:
         if isinstance(outcome, Vector):
             rows = outcome.batch.rows(options.dimensions, options.encoding, normalize=bool(options.normalize))
             sizes = rows.row_bytes, rows.dimensions
-            around = _around_vector(*sizes, options.encoding, outcome.token_count, 0.0)  # pragma: no mutate
+            around = _around_vector(*sizes, options.encoding, outcome.token_count, 0.0)
             yield around[0]
             yield rows.row(outcome.row)
             yield around[1]
@@ -104,13 +104,13 @@ def _pieces(request: Request, reply_id: str) -> Iterator[bytes]:
 
 
 def json_of(answer: Message) -> bytes:
-    return json.dumps(MessageToDict(answer), ensure_ascii=False, separators=(",", ":")).encode()  # pragma: no mutate
+    return json.dumps(MessageToDict(answer), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _shared(batch: CompletedBatch, options: Options) -> _Shared:
-    shared: _Shared | None = batch.shared.get(id(options))  # pragma: no mutate
+    shared: _Shared | None = batch.shared.get(id(options))
     if shared is None:
-        shared = batch.shared[id(options)] = _Shared(batch, options)  # pragma: no mutate
+        shared = batch.shared[id(options)] = _Shared(batch, options)
     return shared
 
 
@@ -134,7 +134,7 @@ class _Shared:
         self._with_timings: dict[float, bytes] = {}
 
     def protobuf(self, request_id: str, vector: Vector, reply_id: str) -> bytes:
-        common = self._with_timings.get(vector.queued_s) or self._add_timings(vector.queued_s)  # pragma: no mutate
+        common = self._with_timings.get(vector.queued_s) or self._add_timings(vector.queued_s)
         rows = self._rows
         scale = rows.scale(vector.row)
         before, after = _around_vector(rows.row_bytes, rows.dimensions, self._encoding, vector.token_count, scale)
@@ -184,9 +184,9 @@ def _around_vector(
 
 @lru_cache(maxsize=256)
 def _before_request_id(size_bytes: int) -> bytes:
-    return pb.EmbedResponse(request_id="x" * size_bytes).SerializeToString()[: -size_bytes or None]  # pragma: no mutate
+    return pb.EmbedResponse(request_id="x" * size_bytes).SerializeToString()[: -size_bytes or None]
 
 
 @lru_cache(maxsize=256)
 def _before_reply_id(size_bytes: int) -> bytes:
-    return pb.EmbedResponse(reply_id="x" * size_bytes).SerializeToString()[: -size_bytes or None]  # pragma: no mutate
+    return pb.EmbedResponse(reply_id="x" * size_bytes).SerializeToString()[: -size_bytes or None]

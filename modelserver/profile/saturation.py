@@ -38,7 +38,7 @@ def sweep_tokens(max_tokens: int, min_tokens: int = 4) -> tuple[int, ...]:
     Raises ValueError when fewer totals than a fit needs lie between the two.
     """
     steps = (step for power in range(max_tokens.bit_length()) for step in (2**power, 3 * 2**power // 2))
-    totals = sorted({step for step in steps if min_tokens <= step < max_tokens} | {max_tokens})  # pragma: no mutate
+    totals = sorted({step for step in steps if min_tokens <= step < max_tokens} | {max_tokens})
     if len(totals) < _MIN_TOTALS:
         raise ValueError(f"a sweep from {min_tokens} to {max_tokens} tokens has only {len(totals)} totals")
     return tuple(totals)
@@ -86,12 +86,12 @@ def _check(points: _Points, max_tokens: int) -> None:
 
 def _saturation_point(shape: _Shape, max_tokens: int) -> tuple[int, Rule]:
     floor_s, fixed_s, per_token_s, _ = shape
-    if shape.time_s(max_tokens) < FLAT_RISE * shape.time_s(1):  # pragma: no mutate
+    if shape.time_s(max_tokens) < FLAT_RISE * shape.time_s(1):
         return max_tokens, Rule.FLAT
     most = max_tokens / shape.time_s(max_tokens)  # tokens/s
     if floor_s > FLOOR_OVER_FIXED * fixed_s:
         hinge = (floor_s - fixed_s) / per_token_s
-        if hinge >= HINGE_SHARE * most * floor_s:  # pragma: no mutate
+        if hinge >= HINGE_SHARE * most * floor_s:
             return max(1, round(hinge)), Rule.HINGE
     wanted = THROUGHPUT_SHARE * most  # T >= wanted * t(T), on both branches
     tokens = max(wanted * floor_s, wanted * fixed_s / (1.0 - wanted * per_token_s))
@@ -139,7 +139,7 @@ def _candidates(points: _Points, weights: Sequence[float]) -> Iterator[_Shape]:
         flat = tokens <= left
         floor_s = float(np.average(times_s[flat], weights=weight[flat]))
         fixed_s, per_token_s = _line(tokens[~flat], times_s[~flat], weight[~flat])
-        if not fixed_s + per_token_s * left <= floor_s <= fixed_s + per_token_s * right:  # pragma: no mutate
+        if not fixed_s + per_token_s * left <= floor_s <= fixed_s + per_token_s * right:
             # else with the hinge at the left one of the two
             floor_s, per_token_s = _line(np.maximum(0.0, tokens - left), times_s, weight)
             per_token_s = min(per_token_s, floor_s / left)

@@ -21,13 +21,13 @@ _FORMAT = 1
 def save(profile: Profile, file: Path) -> None:
     """Write a profile as JSON; a reader never sees half of one."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(".part")  # pragma: no mutate: the name of a file that is renamed when it is whole
+    part = file.with_suffix(".part")
     part.write_bytes(json.dumps({"format": _FORMAT, **asdict(profile)}, indent=2).encode() + b"\n")
     part.replace(file)
 
 
 def save_csv(profile: Profile, file: Path) -> None:
-    with file.open("w", encoding="utf-8", newline="") as opened:  # pragma: no mutate
+    with file.open("w", encoding="utf-8", newline="") as opened:
         writer = csv.writer(opened)
         writer.writerow(("step_tokens", "step_duration_s", "fitted_s", "tokens_per_s"))
         for tokens, time_s in profile.points:

@@ -84,16 +84,16 @@ def encode(batch: Batch, matrix: Matrix) -> tuple[bytes, tuple[QueryFault, ...]]
         matrix = matrix.copy()
         matrix[broken] = 0.0
     if batch.positions is not None:
-        whole = np.zeros((batch.query_count, matrix.shape[1]), _WIRE_FLOAT)  # pragma: no mutate
+        whole = np.zeros((batch.query_count, matrix.shape[1]), _WIRE_FLOAT)
         whole[batch.positions] = matrix
         matrix = whole
-    return matrix.astype(_WIRE_FLOAT, copy=False).tobytes(), faults  # pragma: no mutate
+    return matrix.astype(_WIRE_FLOAT, copy=False).tobytes(), faults
 
 
 def _int32(data: bytes, name: str) -> IdArray:
     if len(data) % _WIRE_INT.itemsize:
         raise InvalidBatch(f"{name} has {len(data)} bytes, which is not a whole number of int32 values")
-    return np.frombuffer(data, _WIRE_INT).astype(np.int32, copy=False)  # pragma: no mutate
+    return np.frombuffer(data, _WIRE_INT).astype(np.int32, copy=False)
 
 
 def _check_shape(ids: IdArray, counts: IdArray, facts: EngineFacts) -> None:
@@ -103,7 +103,7 @@ def _check_shape(ids: IdArray, counts: IdArray, facts: EngineFacts) -> None:
         raise InvalidBatch(f"{counts.size} queries are more than the {facts.step_query_capacity} that one step holds")
     if int(counts.min()) < 0:
         raise InvalidBatch("a query's length is negative")
-    total = int(counts.sum(dtype=np.int64))  # pragma: no mutate: the array has, or is brought to, that type anyway
+    total = int(counts.sum(dtype=np.int64))
     if total != ids.size:
         raise InvalidBatch(f"the lengths sum to {total}, but there are {ids.size} token ids")
     if total > facts.step_token_capacity:
@@ -117,7 +117,7 @@ def _has_foreign_id(ids: IdArray, counts: IdArray, vocabulary_size: int) -> npt.
         return np.zeros(counts.size, np.bool_)
     seen = np.concatenate(([0], np.cumsum(foreign)))
     ends = np.cumsum(counts)
-    return np.asarray(seen[ends] > seen[ends - counts], np.bool_)  # pragma: no mutate
+    return np.asarray(seen[ends] > seen[ends - counts], np.bool_)
 
 
 def _fault(index: int, counts: IdArray, facts: EngineFacts, *, empty: bool) -> QueryFault:

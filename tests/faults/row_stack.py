@@ -16,8 +16,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 
 from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, ModelServer
-from tests.broken.builds import BY_NAME
-from tests.broken.tree import broken_aggregator
+from tests.faults.broken_code import Build
 from tests.faults.checker import Checker
 from tests.faults.expected import DIMENSIONS
 from tests.faults.memory_watch import MemoryWatch
@@ -103,12 +102,12 @@ class RowStack:
         settings: Mapping[str, str] | None = None,
         module: str = "aggregator",
         environment: Mapping[str, str] | None = None,
-        build: str = "",
+        build: Build | None = None,
         ready: bool = True,
     ) -> Variant:
         """A further aggregator of the group, in front of these addresses, or of all model servers of the stack.
 
-        `build`: the name of a broken one.
+        `build`: a broken one.
         """
         aggregator = Variant(
             self.folder / f"aggregator-{len(self.aggregators)}.log",
@@ -124,7 +123,7 @@ class RowStack:
                 **(settings or {}),
             },
         )
-        broken = broken_aggregator(self.folder / build, BY_NAME[build]) if build else {}
+        broken = build.environment(self.folder / build.name) if build else {}
         aggregator.start_as(module, {**broken, **(environment or {})})
         self.aggregators.append(aggregator)
         await self.start(aggregator, ready=ready)

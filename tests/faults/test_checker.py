@@ -1,4 +1,4 @@
-"""The checker must catch what it is there for: three of the builds that are broken on purpose (tests/broken)."""
+"""The checker must catch what it is there for: builds that are broken on purpose."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import asyncio
 
 import pytest
 
+from tests.faults.broken_code import (
+    ACKNOWLEDGES_BEFORE_THE_BROKER,
+    COMMITS_WHAT_WAS_ONLY_READ,
+    DROPS_ITS_WORK_WHEN_REVOKED,
+)
 from tests.faults.row_stack import PATIENCE_S, RowStack
 from tests.faults.rows import Figures
 from tests.faults.topic_logs import end_offsets
@@ -17,7 +22,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(580)]
 @pytest.mark.row("checker: a build that commits early")
 async def test_a_build_that_commits_early_is_caught(stack: RowStack, figures: Figures) -> None:
     await stack.server(SYNTHETIC__FIXED_S="0.05")
-    culprit = await stack.aggregator(build="commits-what-was-only-read")
+    culprit = await stack.aggregator(build=COMMITS_WHAT_WAS_ONLY_READ)
     async with stack.under_load(800):
         culprit.kill()
         await stack.aggregator()
@@ -30,7 +35,7 @@ async def test_a_build_that_commits_early_is_caught(stack: RowStack, figures: Fi
 @pytest.mark.row("checker: a build that drops its work when its partitions are revoked")
 async def test_a_build_that_drops_on_revoke_is_caught(stack: RowStack, figures: Figures) -> None:
     await stack.server(SYNTHETIC__FIXED_S="0.05")
-    await stack.aggregator(build="drops-its-work-when-revoked")
+    await stack.aggregator(build=DROPS_ITS_WORK_WHEN_REVOKED)
     async with stack.under_load(800):
         await stack.aggregator()
         await stack.answers(100)
@@ -43,7 +48,7 @@ async def test_a_build_that_drops_on_revoke_is_caught(stack: RowStack, figures: 
 @pytest.mark.row("checker: a build that acknowledges before the broker does")
 async def test_a_build_that_acknowledges_before_the_broker_is_caught(stack: RowStack, figures: Figures) -> None:
     await stack.server()
-    await stack.aggregator(build="acknowledges-before-the-broker")
+    await stack.aggregator(build=ACKNOWLEDGES_BEFORE_THE_BROKER)
     async with stack.under_load():
         await stack.configure(stack.topics.replies, max_message_bytes="100")
         await until_unanswered(stack, 300)  # as the broker refuses replies, which a sound build would dead-letter

@@ -5,13 +5,9 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 
 settings.register_profile("unit", deadline=None)  # how long an example takes depends on what else the machine does
-# `make mutate` asks thousands of times whether a test fails: each time of the same examples, and not of the smallest.
-settings.register_profile(
-    "mutants", deadline=None, derandomize=True, database=None, phases=(Phase.explicit, Phase.generate)
-)
 settings.load_profile("unit")
 
 _HERE = Path(__file__).parent

@@ -29,7 +29,7 @@ class RecentQuantile:
         self._share = share
         self._renew = renew
         self._values: deque[float] = deque(maxlen=memory)
-        self._since = 0  # pragma: no mutate: set to 0 with each of the first values
+        self._since = 0
         self.value = 0.0
 
     def observe(self, value: float) -> None:

@@ -92,7 +92,7 @@ class SlaController:
     @property
     def at_floor(self) -> bool:
         """Whether the budget is at its minimum, so that only more pods make steps faster."""
-        near_tokens = max(1, self._policy.start_tokens // 8)  # pragma: no mutate: budgets are whole tokens
+        near_tokens = max(1, self._policy.start_tokens // 8)
         return self._token_budget <= self._policy.min_tokens + near_tokens
 
     def retarget(self, target_s: float) -> None:

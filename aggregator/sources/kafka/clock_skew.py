@@ -28,8 +28,8 @@ class ClockSkew:
     def __init__(self, on_doubt: Callable[[float], None]) -> None:
         self._on_doubt = on_doubt
         self._right_offset_s: float | None = None
-        self._offset_s = self._now_s = self._wall_s = 0.0  # pragma: no mutate: set by the first `read`
-        self._worst_s, self._worst_at_s = 0.0, -inf  # pragma: no mutate: the first skew that is shown replaces it
+        self._offset_s = self._now_s = self._wall_s = 0.0
+        self._worst_s, self._worst_at_s = 0.0, -inf
         self._doubted = False
 
     def read(self, in_flight_records: Iterable[InFlightRecord], now_s: float, wall_s: float) -> None:

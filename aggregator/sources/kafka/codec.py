@@ -216,7 +216,7 @@ def _route(headers: Sequence[Header], intake: Intake, found: Mapping[str, bytes]
     packed = found.get("kafka_replyPartition")
     if packed:
         is_int32 = len(packed) == 4  # noqa: PLR2004 - bytes
-        partition = struct.unpack(">i", packed)[0] if is_int32 else -1  # pragma: no mutate: any number below 0
+        partition = struct.unpack(">i", packed)[0] if is_int32 else -1
         if partition < 0:
             raise InvalidRequest("header kafka_replyPartition is not a partition: 4 bytes, big endian")
     echoed = [each for each in headers if each[0] in ECHOED]

@@ -58,7 +58,7 @@ class CommittedOffset:
         self._in_flight: deque[InFlightRecord] = deque()
         self._log_ends: deque[tuple[int, float]] = deque(maxlen=_KEPT_ENDS)
         self._end = position
-        self._highest_completed = position - 1  # pragma: no mutate: the span is never below 0
+        self._highest_completed = position - 1
 
     @property
     def position(self) -> int:

@@ -71,8 +71,8 @@ class Load:
             self.backlog_tokens,
             self.memory_pods,
             self.slo_pressure,
-            self.replicas or 0,  # pragma: no mutate: 0 and 1 pass the same check
-            self.ready or 0,  # pragma: no mutate: 0 and 1 pass the same check
+            self.replicas or 0,
+            self.ready or 0,
         )
         if not all(0.0 <= amount < math.inf for amount in amounts):
             raise ValueError(f"not a load: {self}")
@@ -121,12 +121,12 @@ class Demand:
             required = factor * self._formula(load, backlog, speed)
             if not self.knows_what_for:  # the backlog may ask for these pods, but not for more
                 without_backlog = self._formula(load, 0.0, speed)
-                return max(without_backlog, min(required, load.replicas or 0))  # pragma: no mutate
+                return max(without_backlog, min(required, load.replicas or 0))
             return required
         # Cold start: the throughput of a pod is not known yet. Keep the present pods, at least one.
         if not (load.arrival_tokens_per_s or load.backlog_tokens):
             return 0.0
-        return max(1.0, load.replicas or 0)  # pragma: no mutate: the larger of it and 1 is taken
+        return max(1.0, load.replicas or 0)
 
     def _formula(self, load: Load, backlog: float, pod_tokens_per_s: float) -> float:
         policy = self._policy
@@ -158,7 +158,7 @@ class Demand:
 
     def _peak(self, required: float, now_s: float) -> float:
         """The highest figure of the last `peak_hold_s`. A figure is dropped once a later one is as high."""
-        while self._peaks and self._peaks[-1][1] <= required:  # pragma: no mutate
+        while self._peaks and self._peaks[-1][1] <= required:
             self._peaks.pop()
         self._peaks.append((now_s, required))
         while now_s - self._peaks[0][0] > self._policy.peak_hold_s:

@@ -113,7 +113,7 @@ class ModelFigures:
             replicas=replicas.wanted if replicas else None,
             ready=replicas.ready if replicas else None,
             memory_pods=memory_pods(arriving, *_memory(models)),
-            slo_pressure=max(pressures, default=0.0),  # pragma: no mutate: below 1 it counts as 1
+            slo_pressure=max(pressures, default=0.0),
             at_floor=_at_floor(models),
         )
         required = self._demand.publish(load, now_s)
@@ -137,9 +137,9 @@ class ModelFigures:
     def _arrivals(self, models: Sequence[pb.ModelDemand], ends: LogEnds, shares: Mapping[str, float]) -> float:
         """Calls as the aggregators count them; records by the growth of the topics, because some may not be fetched."""
         growth = self._growth
-        if not growth or ends.measured_s > growth[-1][0]:  # pragma: no mutate
+        if not growth or ends.measured_s > growth[-1][0]:
             growth.append((ends.measured_s, {topic: ends.records(topic) for topic in shares}))
-        while len(growth) > 1 and growth[1][0] <= ends.measured_s - self._arrival_window_s:  # pragma: no mutate
+        while len(growth) > 1 and growth[1][0] <= ends.measured_s - self._arrival_window_s:
             growth.popleft()
         calls = sum(model.other_tokens_per_s for model in models)
         (first_s, first), (last_s, last) = growth[0], growth[-1]
