@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
@@ -57,6 +58,8 @@ _CLOSE_TIMEOUT_S = 5.0
 _CLAIMED_BATCHES = 8
 """For each server: one runs, one is staged, some are on their way, and the rest is there to choose from."""
 _UNREADY_S = 10.0
+_STALLED_S = 10.0
+"""A batch that hangs is noticed, halved and answered within it, unless the engine hangs at any size."""
 """The process is not ready when the event loop has not run for this time,"""
 _WEDGED_S = 60.0
 """and not alive after this time."""
@@ -251,8 +254,14 @@ class Aggregator:
             return "draining"
         if not self._started:
             return "starting"
-        if any(model.available or model.scales_to_zero for model in self._models):
+        now_s = time.monotonic()
+        serving = [model for model in self._models if model.available]
+        if any(model.scales_to_zero for model in self._models):
             return None
+        if any(model.stalled_s(now_s) < _STALLED_S for model in serving):
+            return None
+        if serving:
+            return f"every batch has timed out for {_STALLED_S:g} s"
         return "no model server is available"
 
 

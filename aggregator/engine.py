@@ -171,6 +171,10 @@ class GenerationEngine(Engine, Protocol):
 
     def abort(self, sequence: ServerSequence) -> None: ...
 
+    async def probe(self, token_ids: bytes, *, timeout_s: float) -> None:
+        """Have one token generated after these ids. Raises BatchFailed."""
+        ...
+
     @property
     def load(self) -> GenerationLoad | None: ...
 

@@ -116,9 +116,13 @@ class ModelServerBusy(BatchFailed):
 
 
 class ModelServerLost(BatchFailed):
-    """The connection or the process went away, or the batch's time-out passed."""
+    """The connection or the process went away."""
 
     code = Code.UNAVAILABLE
+
+
+class ModelServerTimedOut(ModelServerLost):
+    """The batch's time-out passed, or sequences ran and nothing came: the engine may hang."""
 
 
 class EngineFailed(BatchFailed):

@@ -110,6 +110,9 @@ class SyntheticSettings(Group):
     load_s: NonNegativeFloat = 0.0
     close_s: NonNegativeFloat = 0.0
     poison_token_id: NonNegativeInt | None = None
+    poison_above_tokens: NonNegativeInt | None = None
+    poison_share: float = Field(default=0.0, ge=0.0, le=1.0)
+    poison_while: Path | None = None
     poison_mode: Literal["error", "exit", "break", "hang", "lose"] = "error"
 
 
@@ -139,7 +142,9 @@ class ModelServerSettings(Group):
         default=SyntheticSettings(),
         description="for engine.kind synthetic, which computes nothing. fixed_s and per_token_s: time of a step;"
         " dimensions (empty: as the model's files say); load_s and close_s: time of loading and closing;"
-        " poison_token_id: a token that makes a step fail; poison_mode: error (the engine recovers), break (it must be"
+        " poison_token_id: a token that makes a step fail; poison_above_tokens: so do more tokens than this;"
+        " poison_share: the share of steps that fail by chance; poison_while: a file, steps fail while it exists;"
+        " poison_mode: error (the engine recovers), break (it must be"
         " rebuilt), hang, lose (as when the GPU is lost) or exit (of the process)",
     )
     timeouts: TimeoutSettings = Field(

@@ -32,7 +32,9 @@ Counted = bytes | Failure
 """The token ids of one text, int32 little endian, or why it has none."""
 _ID_BYTES = 4
 _FIRST = (0,)
-_POISONED = Failure(Code.INTERNAL, "this input made the engine fail before: it is not tried again")
+_POISONED = Failure(
+    Code.INTERNAL, "this input made the engine fail again and again: it is not tried again for some minutes"
+)
 _Waiting = tuple[Request, Sequence[str | bytes], Sequence[int]]
 """A request, its inputs, and the indexes of those that have no outcome yet."""
 
@@ -170,8 +172,12 @@ def _checked(model_revision: ModelRevision, request: Request, counted: Counted) 
         limit = min(limit, request.options.truncate_to)
     if isinstance(counted, bytes) and len(counted) > limit * _ID_BYTES:
         counted = _shorten(model_revision, request, counted, limit)
-    if isinstance(counted, bytes) and model_revision.dispatcher.retries.is_quarantined(counted):
-        return _POISONED
+    if isinstance(counted, bytes):
+        retries = model_revision.dispatcher.retries
+        if request.redriven:
+            retries.end_quarantine(counted)
+        elif retries.is_quarantined(counted, request.received_s):
+            return _POISONED
     return counted
 
 

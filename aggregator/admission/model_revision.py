@@ -22,6 +22,8 @@ from aggregator.tokenizers.tokenizer import Counting, GenerationTokenizer, Token
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _ID_BYTES = 4
+_CONTROL_TEXT = "1"
+"""Short, with the model's special tokens around it: what a server that is well computes."""
 
 
 class ModelRevision:
@@ -44,7 +46,8 @@ class ModelRevision:
         self.counting = counting
         if description.generation is not None:  # equal prompts may get different texts
             policy = replace(policy, queue=replace(policy.queue, coalesce=False), by_prefix=True)
-        self.dispatcher = Dispatcher(f"{description.model}-{uuid.uuid4().hex[:8]}", policy)
+        control_ids = tokenizer.count((_CONTROL_TEXT,)).ids.tobytes()
+        self.dispatcher = Dispatcher(f"{description.model}-{uuid.uuid4().hex[:8]}", policy, control_ids)
         self.slo = SloTracker(goal) if goal is not None else None
         self.engines: dict[str, Engine] = {}
         self.mixed: dict[str, MixedReplica] = {}

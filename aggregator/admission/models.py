@@ -78,6 +78,11 @@ class Model:
     def available(self) -> bool:
         return any(model_revision.engines for model_revision in self.revisions.values())
 
+    def stalled_s(self, now_s: float) -> float:
+        """For how long all that was sent to its servers timed out while something waited."""
+        stalled = (model_revision.dispatcher.stalled_s(now_s) for model_revision in self.revisions.values())
+        return max(stalled, default=0.0)
+
     @property
     def calls_wait_until_s(self) -> float:
         """Until when calls wait for a server, while it has none (monotonic seconds)."""

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from protos.generation.v1.generation_pb2 import TokenLogprobs
 
 _ID_BYTES = 4
-_MOST_RESTARTS = 2
-"""Give up after this many servers failed and restarted, if no other sequence ran on the last one.
-
-A lost connection alone proves nothing.
-"""
 _CLEARED_AFTER = 32
 """New tokens after which a sequence is no suspect: one that makes a server fail does so at the same token again."""
 _LATE = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the text was complete")
@@ -69,14 +64,7 @@ class RunningSequence:
         self.tokens_before = len(generation.token_ids)
 
     def start(self) -> None:
-        """Send it to its server, unless too many servers failed and restarted while it ran alone."""
-        generation, server = self.generation, self.engine.description
-        restarted = generation.start_on(server.address, server.instance_id)
-        if restarted and generation.alone and generation.restarts >= _MOST_RESTARTS:
-            self.lost = EngineFailed("its servers failed and restarted while it ran")
-            self.begun.set()
-            self.on_lost(self, self.lost)
-            return
+        generation = self.generation
         if generation.started_s == inf:
             generation.started_s = self.clock()
         replica_of(self.batch).began()
@@ -134,11 +122,8 @@ class RunningSequence:
 
     def server_lost(self, error: BatchFailed) -> None:
         """The server is gone, or its engine failed: it resumes elsewhere, after the tokens that it has."""
-        generation, server = self.generation, self.engine.description
-        alone = self.batch.isolated and len(self.batch.items) == 1
-        generation.server_failed(
-            server.address, server.instance_id, cleared=self._new_tokens >= _CLEARED_AFTER, alone=alone
-        )
+        generation = self.generation
+        generation.server_failed(cleared=self._new_tokens >= _CLEARED_AFTER)
         self.item.token_ids = generation.ids_so_far
         self.item.token_count = len(self.item.token_ids) // _ID_BYTES
         if not self.begun.is_set():

@@ -16,7 +16,7 @@ from typing import cast
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.engine import Engine, GenerationEngine, Pool, outgoing
-from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerBusy, ModelServerLost
+from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerBusy, ModelServerLost, ModelServerTimedOut
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.completion import complete_input, share_out
@@ -27,9 +27,7 @@ from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Task, WorkItem
 
 _LOG = logging.getLogger(__name__)
-_MOST_ATTEMPTS = 16
-"""Give up a generation after this many server failures, even without proof that its prompt caused them."""
-_POISON = Failure(Code.INTERNAL, "this input, alone in its batch, made the engine fail")
+_POISON = Failure(Code.INTERNAL, "this input, alone in its batch, made the engine fail again and again")
 
 
 @dataclass(eq=False)
@@ -58,6 +56,9 @@ class BatchRunner:
             if model_revision.description.generation is None:
                 result = await engine.embed(outgoing(batch), timeout_s=batch.timeout_s)
                 report = result.report
+            elif batch.control:
+                result, report = None, None
+                await cast("GenerationEngine", engine).probe(batch.items[0].token_ids, timeout_s=batch.timeout_s)
             else:
                 result, report = None, await self._begin(model_revision, cast("GenerationEngine", engine), batch)
         except BatchFailed as error:
@@ -66,6 +67,8 @@ class BatchRunner:
             model_revision.under_way.remove(batch)
         now_s = self.clock()
         model_revision.dispatcher.done(batch, report, now_s)
+        if batch.control or report is None:
+            return []
         if result is None:
             self.metrics.recorder.batch_done(batch, Task.GENERATE, report, now_s)
             return []
@@ -107,8 +110,6 @@ class BatchRunner:
     def _lost(self, sequence: RunningSequence, error: BatchFailed) -> None:
         """A sequence is to resume on another server: with its batch, or with others that had begun."""
         del self._running[sequence.request]
-        if sequence.generation.attempts > _MOST_ATTEMPTS:
-            self.complete(self._poison(sequence.model_revision, sequence.item, sequence.generation.attempts))
         if sequence.lost is None:
             if not self._to_resume:
                 asyncio.get_running_loop().call_soon(self._resume)
@@ -134,12 +135,11 @@ class BatchRunner:
         dispatcher, now_s = model_revision.dispatcher, self.clock()
         task = Task.EMBED if model_revision.description.generation is None else Task.GENERATE
         self.metrics.recorder.batch_failed(batch, task, error.code, now_s)
-        alone = batch.isolated and len(batch.items) == 1
-        unproven = task is Task.GENERATE and alone and isinstance(error, ModelServerLost)
-        if unproven or isinstance(error, ModelServerBusy):
+        if isinstance(error, ModelServerBusy):
             dispatcher.refused(batch, now_s, self.jitter())
             return []
-        poison = dispatcher.failed(batch, now_s, self.jitter())
+        timed_out = isinstance(error, ModelServerTimedOut)
+        poison = dispatcher.failed(batch, now_s, self.jitter(), timed_out=timed_out)
         return [request for item in poison for request in self._poison(model_revision, item, batch.attempt + 1)]
 
     def _report(self, message: str, engine: Engine, error: BatchFailed, count: int, **fields: str) -> None:
@@ -155,7 +155,7 @@ class BatchRunner:
         """Fail an item that makes engines fail, and refuse it from now on; returns the requests that this completes."""
         generation = request_of(item.waiters[0]).generation
         if generation is not None:
-            model_revision.dispatcher.retries.quarantine(generation.prompt_ids)
+            model_revision.dispatcher.retries.quarantine(generation.prompt_ids, self.clock())
         return _completed(item, replace(_POISON, attempts=attempts))
 
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
-from aggregator.sources.kafka.records import Header, Record
+from aggregator.sources.kafka.records import REDRIVES, Header, Record
 
 _PREFIX = "dlt-"
-_REDRIVES = "dlt-redrives"
 _MOST_DIGITS = 9
 _VERSION = "1:"
 _MOST_CHARACTERS = 4000
@@ -65,7 +64,7 @@ def put_back(letter: Record, wanted: Wanted, letters_topic: str) -> PutBack | Ob
     found = dict(letter.headers)
     if "dlt-value-omitted" in found:
         return Obstacle.VALUE_OMITTED
-    redrives = found.get(_REDRIVES, b"0") or b""  # a header may have no content
+    redrives = found.get(REDRIVES, b"0") or b""  # a header may have no content
     count = int(redrives) if redrives.isdigit() and len(redrives) <= _MOST_DIGITS else wanted.max_redrives
     if count >= wanted.max_redrives:
         return Obstacle.TOO_OFTEN
@@ -73,7 +72,7 @@ def put_back(letter: Record, wanted: Wanted, letters_topic: str) -> PutBack | Ob
     if not topic or topic == letters_topic:
         return Obstacle.NO_TOPIC
     headers = [(name, content) for name, content in letter.headers if not name.startswith(_PREFIX)]
-    return PutBack(topic, letter.key, letter.value, [*headers, (_REDRIVES, b"%d" % (count + 1))])
+    return PutBack(topic, letter.key, letter.value, [*headers, (REDRIVES, b"%d" % (count + 1))])
 
 
 def error_code(letter: Record) -> str:

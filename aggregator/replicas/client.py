@@ -12,7 +12,14 @@ from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2
 
 from aggregator.engine import OutgoingBatch, ServerDescription, StepResult
-from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost, is_cancelled
+from aggregator.errors import (
+    BatchFailed,
+    EngineFailed,
+    ModelServerBusy,
+    ModelServerLost,
+    ModelServerTimedOut,
+    is_cancelled,
+)
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import MAX_MESSAGE_BYTES, BadDescription, checked_description, checked_result
 from aggregator.replicas.generate_call import GenerateCall
@@ -173,6 +180,8 @@ def _failure(error: grpc.aio.AioRpcError) -> BatchFailed:
             | grpc.StatusCode.OUT_OF_RANGE
         ):
             return EngineFailed(_text(error))
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return ModelServerTimedOut(_text(error))
         case _:  # includes FAILED_PRECONDITION: another model is served there now, and the pool must notice
             return ModelServerLost(_text(error))
 

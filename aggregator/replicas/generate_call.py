@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from aggregator.engine import GenerationEngine, GenerationLoad, ServerDescription, ServerSequence
-from aggregator.errors import BatchFailed, Code, ModelServerLost
+from aggregator.engine import GenerationLoad, ServerDescription, ServerSequence
+from aggregator.errors import BatchFailed, Code, ModelServerLost, ModelServerTimedOut
 from aggregator.request.generated_text import logprobs_of
 from protos.generation.v1.generation_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, TokenLogprobs
 from protos.modelserver.v1 import modelserver_pb2 as pb
@@ -77,6 +77,17 @@ class GenerateCall:
             del self._sequences[number]
             self._send(pb.GenerateCommand(abort=number))
 
+    async def probe(self, token_ids: bytes, *, timeout_s: float) -> None:
+        """Have one token generated after these ids. Raises BatchFailed."""
+        asked = _Probe(token_ids)
+        self.generate(asked)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asked.answered
+        except TimeoutError:
+            self.abort(asked)
+            raise ModelServerLost(f"no token came within {timeout_s:g} s") from None
+
     def _send(self, command: pb.GenerateCommand) -> None:
         if self._commands is None:
             self._commands = asyncio.Queue()
@@ -95,7 +106,7 @@ class GenerateCall:
                     break  # the end of the call
                 self.read(step)
         except TimeoutError:
-            error = ModelServerLost(f"it sent nothing for {_SILENT_S:g} s while sequences ran")
+            error = ModelServerTimedOut(f"it sent nothing for {_SILENT_S:g} s while sequences ran")
         except grpc.aio.AioRpcError as broken:
             error = self._failure(broken)
         except (grpc.aio.UsageError, asyncio.CancelledError):
@@ -219,15 +230,3 @@ class _Probe:
             self.answered.set_result(None)
         else:
             self.answered.set_exception(error)
-
-
-async def probe(engine: GenerationEngine, token_ids: bytes, timeout_s: float) -> None:
-    """Have one token generated. Raises BatchFailed."""
-    asked = _Probe(token_ids)
-    engine.generate(asked)
-    try:
-        async with asyncio.timeout(timeout_s):
-            await asked.answered
-    except TimeoutError:
-        engine.abort(asked)
-        raise ModelServerLost(f"no token came within {timeout_s:g} s") from None

@@ -20,7 +20,6 @@ from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import BadDescription
 from aggregator.replicas.client import GrpcEngine, ModelServerClient
 from aggregator.replicas.discovery import Target
-from aggregator.replicas.generate_call import probe
 from aggregator.scheduler.work_item import Task
 from aggregator.tokenizers.cache import TokenizerCache, TokenizerMismatch
 from aggregator.tokenizers.fast_tokenizer import FastTokenizer
@@ -185,7 +184,7 @@ class ServerWatch:
         counted = await asyncio.to_thread(tokenizer.count, [_PROBE_TEXT])
         timeout_s = self.policy.call_timeout_s
         if Task.GENERATE in description.by_task:
-            await probe(engine, counted.ids.tobytes(), timeout_s)
+            await engine.probe(counted.ids.tobytes(), timeout_s=timeout_s)
         if Task.EMBED in description.by_task:
             with suppress(ModelServerBusy):  # it is alive and busy
                 await engine.embed(_probe(counted.ids), timeout_s=timeout_s)

@@ -16,10 +16,8 @@ class GeneratedText:
     """A generation: one prompt, how to sample, and the tokens so far.
 
     `messages`: a chat, from which the model's template makes the prompt. `prompt_ids` are int32 little endian. Times
-    are monotonic seconds. `attempts` counts the servers that failed while they ran it. Three fields count from the last
-    time that it was cleared of suspicion: `failures` of servers, `restarts` of servers that failed, and
-    `lost_instances`, the failed instance ids by address. `alone`: no other sequence ran where it failed last.
-    `sent_tokens`: how many tokens the source has read.
+    are monotonic seconds. `attempts` counts the servers that failed while they ran it, `failures` those since it was
+    last cleared of suspicion. `sent_tokens`: how many tokens the source has read.
     """
 
     sampling: pb.Sampling
@@ -37,9 +35,6 @@ class GeneratedText:
     first_token_s: float = inf
     attempts: int = 0
     failures: int = 0
-    restarts: int = 0
-    alone: bool = False
-    lost_instances: dict[str, str] = field(default_factory=dict[str, str])
     sent_tokens: int = 0
     _text: str = ""
     _decoded: int = 0
@@ -88,24 +83,10 @@ class GeneratedText:
         self._text, self._decoded, self._stop_tokens, self._ready, self._searched = "", 0, 0, 0, 0
         return True
 
-    def server_failed(self, address: str, instance_id: str, *, cleared: bool, alone: bool) -> None:
-        """Record that its server failed.
-
-        `cleared`: it had run long enough to be no suspect; `alone`: no other sequence ran there.
-        """
+    def server_failed(self, *, cleared: bool) -> None:
+        """Record that its server failed; `cleared`: it had run long enough to be no suspect."""
         self.attempts += 1
-        if cleared:
-            self.failures = self.restarts = 0
-            self.lost_instances.clear()
-        self.failures += 1
-        self.alone = alone
-        self.lost_instances[address] = instance_id
-
-    def start_on(self, address: str, instance_id: str) -> bool:
-        """Record its next server. Returns whether that server failed while it ran this, and was restarted since."""
-        restarted = self.lost_instances.pop(address, instance_id) != instance_id
-        self.restarts += restarted
-        return restarted
+        self.failures = 1 if cleared else self.failures + 1
 
     def extend(self, token_ids: Sequence[int], logprobs: Sequence[pb.TokenLogprobs], stop_tokens: int = 0) -> bool:
         """Add tokens, of which the last `stop_tokens` are not text. Returns whether a stop string ends the text."""

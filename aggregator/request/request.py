@@ -94,7 +94,7 @@ class Request:
     goes to `source`, which finds in `origin` whom to reply to.
     From admission until its reply is delivered it occupies `token_count` tokens where `held` says; `queries` are
     its inputs in the queue, kept only where a caller may go away (gRPC). Once `admitted` it is not refused again for
-    lack of room. `given_up`: its caller has left.
+    lack of room. `given_up`: its caller has left. `redriven`: it failed before, and an operator wants it tried again.
     Times are monotonic seconds; a deadline of `inf` means none. `generation`: None if it asks for embeddings.
     """
 
@@ -118,6 +118,7 @@ class Request:
     queries: Sequence[Query] = ()
     admitted: bool = False
     given_up: bool = False
+    redriven: bool = False
     generation: GeneratedText | None = None
 
     @property

@@ -11,8 +11,15 @@ from aggregator.scheduler.packing import Packer, PackPolicy
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, SendReason, StepReport
 from aggregator.scheduler.replica_choice import ActiveReplicas, Pace, choose_replica
-from aggregator.scheduler.retries import Retries, RetryBatch, RetryPolicy
+from aggregator.scheduler.retries import ONE_TOKEN, Retries, RetryBatch, RetryPolicy
 from aggregator.scheduler.work_item import Query, WorkItem
+
+_DOUBLES_S = 60.0
+"""A hang costs a time-out and a rejoin, some ten seconds; it must stay a small share of what is done between."""
+_MOST_DOUBLINGS = 30.0
+_ANY = 1 << 30
+_MOST_LIMITS = 1024
+"""Addresses of pods that are gone are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,11 @@ class Batch:
     def isolated(self) -> bool:
         return self.retry is not None and self.retry.suspect
 
+    @property
+    def control(self) -> bool:
+        """Whether it only shows if the server is well; nobody waits for it."""
+        return self.retry is not None and self.retry.control
+
 
 @dataclass(slots=True)
 class Due:
@@ -69,14 +81,50 @@ class Due:
     wake_s: float = inf
 
 
+class TimeOuts:
+    """What time-outs teach of replicas, also once they have left and joined again.
+
+    An engine may hang above some number of tokens: after a time-out the next batch holds half as many, and twice as
+    many after each `_DOUBLES_S`. `since_s`: when batches began to time out, with none answered since; `inf`: they do
+    not.
+    """
+
+    def __init__(self) -> None:
+        self.since_s = inf
+        self._limits: dict[str, tuple[int, float]] = {}
+
+    def note(self, batch: Batch, now_s: float) -> None:
+        """A batch timed out; one that waited behind it on its replica says nothing more."""
+        self.since_s = min(self.since_s, now_s)
+        name = batch.replica.name
+        if name not in self._limits or self._limits[name][1] < batch.packed_s:
+            self._limits.pop(name, None)
+            self._limits[name] = max(1, batch.token_count // 2), now_s
+            if len(self._limits) > _MOST_LIMITS:
+                del self._limits[next(iter(self._limits))]
+
+    def most_tokens(self, replica: Replica, now_s: float) -> int:
+        """How many tokens a batch may hold on this replica, as far as time-outs say."""
+        if replica.name not in self._limits:
+            return _ANY
+        tokens, at_s = self._limits[replica.name]
+        limit = tokens * 2.0 ** min((now_s - at_s) / _DOUBLES_S, _MOST_DOUBLINGS)
+        if limit < max(replica.token_budget, replica.largest):
+            return int(limit)
+        del self._limits[replica.name]
+        return _ANY
+
+
 class Dispatcher:
     """The queue, replicas and retries of one model revision; `name` makes its batch ids unique."""
 
-    def __init__(self, name: str, policy: DispatchPolicy) -> None:
+    def __init__(self, name: str, policy: DispatchPolicy, control_ids: bytes = ONE_TOKEN) -> None:
+        """`control_ids`: an input that every healthy server computes (see `retries`)."""
         self.queue = TokenQueue(policy.queue)
         self.replicas = ActiveReplicas(name)
-        self.retries = Retries(policy.retry)
+        self.retries = Retries(policy.retry, control_ids)
         self._packer = Packer(self.queue, policy.pack)
+        self.time_outs = TimeOuts()
         self._pace = Pace()
         self._policy = policy
         self._reserving = False
@@ -92,8 +140,10 @@ class Dispatcher:
         due.wake_s = min(due.wake_s, self.queue.next_deadline_s())
         return due
 
-    def done(self, batch: Batch, report: StepReport, now_s: float) -> None:
+    def done(self, batch: Batch, report: StepReport | None, now_s: float) -> None:
+        """A batch succeeded; `report` is None if the server says nothing of its step."""
         self._ended(batch, now_s, report)
+        self.time_outs.since_s = inf
         if batch.retry is not None:
             self.retries.succeeded(batch.retry)
 
@@ -108,10 +158,17 @@ class Dispatcher:
         before = RetryBatch(items, 1, replica, now_s) if again else None
         self.retries.failed(items, before, replica, now_s, jitter)
 
-    def failed(self, batch: Batch, now_s: float, jitter: float) -> list[WorkItem]:
+    def failed(self, batch: Batch, now_s: float, jitter: float, *, timed_out: bool = False) -> list[WorkItem]:
         """A batch failed. Returns the items proven to be poison; the others are sent again."""
+        if timed_out:
+            self.time_outs.note(batch, now_s)
         self._ended(batch, now_s, None)
         return self.retries.failed(batch.items, batch.retry, batch.replica.name, now_s, jitter)
+
+    def stalled_s(self, now_s: float) -> float:
+        """For how long queries have waited or run while every batch timed out; 0 if one was answered or none did."""
+        waits = len(self.queue) or len(self.retries) or any(replica.batches_out for replica in self.replicas.values())
+        return max(0.0, now_s - self.time_outs.since_s) if waits else 0.0
 
     def waiting(self) -> Iterator[WorkItem]:
         """Items queued or waiting for a retry; only for rare sweeps."""
@@ -126,7 +183,7 @@ class Dispatcher:
             while replica.due_s(now_s) <= now_s:
                 retry = retries.next_for(
                     replica.name,
-                    token_budget=replica.token_budget,
+                    token_budget=min(replica.token_budget, self.time_outs.most_tokens(replica, now_s)),
                     idle=replica.idle,
                     others=len(replicas) > 1,
                     now_s=now_s,
@@ -171,7 +228,8 @@ class Dispatcher:
         backlog_tokens, within_s = self.queue.backlog(now_s)
         left_s = replica.answered_within_s(self.queue.next_deadline_s(), now_s)
         share_tokens = -(-self.queue.tokens // max(1, len(self.replicas.in_use)))
-        return replica.batch_tokens(self.queue.tokens, backlog_tokens, min(within_s, left_s), share_tokens)
+        tokens = replica.batch_tokens(self.queue.tokens, backlog_tokens, min(within_s, left_s), share_tokens)
+        return min(tokens, self.time_outs.most_tokens(replica, now_s))
 
     def _batch(
         self,
@@ -184,7 +242,7 @@ class Dispatcher:
         budget: int = 0,
     ) -> Batch:
         token_count = sum(item.token_count for item in items)
-        budget = max(budget, replica.token_budget)
+        budget = min(max(budget, replica.token_budget), self.time_outs.most_tokens(replica, now_s))
         batch_id = next(self._batch_ids)
         timeout_s = replica.sent(batch_id, token_count, now_s, budget)
         if self._policy.by_prefix:

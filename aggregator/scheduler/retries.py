@@ -1,71 +1,94 @@
 """Retry failed batches, and find the one query that makes the engine fail.
 
 A failed batch is retried whole on another replica once. If it fails again, it is a suspect: it is bisected, and at most
-one suspect part is in flight in the whole pool, always on the same replica. So a query that kills the engine kills one
-server only. For n items with one poison there are at most log2(n) + 2 failing sends, and 2 * log2(n) + 2 sends
-in all. A single query fails three times, not two, before it counts as poison: two servers that happen to go away one
-after the other must not dead-letter a good query.
+one suspect part is in flight in the whole pool. For n items with one poison, bisection takes log2(n) + 2 failing sends
+(rounded up) and at most 2 * log2(n) + 2 sends in all; then the poison has failed isolated, in a part of its own.
+
+An isolated failure alone proves nothing, because the server may be unwell. An item that failed isolated is accused:
+before each further send, `controls` steps of an input that is known to be good must succeed on that server. Only
+failures after those are proof: `proofs` of them, on two servers where two are well. If a control fails, the server is
+unwell, nobody is blamed, and the proof begins anew, on another server where there is one.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import inf
 
-from aggregator.scheduler.work_item import Query, WorkItem
+from aggregator.scheduler.work_item import Priority, Query, WorkItem
+
+_ID_BYTES = 4
+ONE_TOKEN = (1).to_bytes(4, "little")
+"""An input of one token that every vocabulary has."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """`backoff_s`: the longest pause before a retry. `patience_s`: how long a suspect waits for its replica."""
+    """`backoff_s`: the longest pause before a first retry. `patience_s`: how long a suspect waits for its replica.
+
+    `proofs`, `controls`: where every step fails with probability p by chance, a query that reaches isolation is
+    condemned with probability p^(1 + proofs) (1 - p)^(controls (proofs - 1)) or little more: at most 2e-5, at p = 1/6.
+    `quarantine_s`: a fault that is mended, or was the servers', must not refuse an input for long.
+    """
 
     backoff_s: float = 0.02
+    most_backoff_s: float = 5.0
     patience_s: float = 30.0
+    proofs: int = 3
+    controls: int = 10
     quarantine_size: int = 1024
+    quarantine_s: float = 300.0
 
 
 @dataclass(slots=True, eq=False)
 class RetryBatch:
-    """Items that are sent again together. `half`: the other half of the bisected batch."""
+    """Items that are sent again together.
+
+    `control`: the items are known to be good, and show whether the server is well. `accused`: where the single
+    item failed isolated first. `proven_on`: where it did so after successful controls.
+    """
 
     items: list[WorkItem]
     failures: int
     failed_on: str
     not_before_s: float
     suspect: bool = False
-    half: RetryBatch | None = None
+    control: bool = False
+    accused: str = ""
+    proven_on: tuple[str, ...] = ()
 
     @property
     def token_count(self) -> int:
         return sum(item.token_count for item in self.items)
 
     def drop_dead(self) -> None:
-        alive = [item for item in self.items if item.alive]
-        if len(alive) < len(self.items):
-            self.items, self.half = alive, None  # the poison may have been among them
+        self.items = [item for item in self.items if item.alive]
 
 
 class Retries:
-    """The failed batches of one model."""
+    """The failed batches of one model. `control_ids`: an input that every healthy server computes (int32)."""
 
-    def __init__(self, policy: RetryPolicy) -> None:
+    def __init__(self, policy: RetryPolicy, control_ids: bytes = ONE_TOKEN) -> None:
         self._policy = policy
         self._whole: deque[RetryBatch] = deque()
-        self._suspects = _Suspects(policy.patience_s)
-        self._quarantine = _Quarantine(policy.quarantine_size)
+        self._suspects = _Suspects(policy, control_ids)
+        self._quarantine = _Quarantine(policy.quarantine_size, policy.quarantine_s)
 
     def __len__(self) -> int:
         return len(self._retry_batches())
 
-    def is_quarantined(self, token_ids: bytes) -> bool:
-        """Whether this very input was proven to be poison recently."""
-        return token_ids in self._quarantine
+    def is_quarantined(self, token_ids: bytes, now_s: float) -> bool:
+        """Whether this very input was proven to be poison in the last `quarantine_s`."""
+        return self._quarantine.holds(token_ids, now_s)
 
-    def quarantine(self, token_ids: bytes) -> None:
-        self._quarantine.add(token_ids)
+    def quarantine(self, token_ids: bytes, now_s: float) -> None:
+        self._quarantine.add(token_ids, now_s)
+
+    def end_quarantine(self, token_ids: bytes) -> None:
+        self._quarantine.remove(token_ids)
 
     def refused(self, items: list[WorkItem], retry: RetryBatch | None, now_s: float, jitter: float) -> None:
         """A server refused a batch before starting it: it is sent again, and this does not count as a failure."""
@@ -79,16 +102,15 @@ class Retries:
     def failed(
         self, items: list[WorkItem], retry: RetryBatch | None, replica: str, now_s: float, jitter: float
     ) -> list[WorkItem]:
-        """A batch failed on a replica; `jitter` in [0, 1) spreads retries.
-
-        Returns the items proven to be poison (none or one): they failed alone.
-        """
+        """A batch failed on a replica; `jitter` in [0, 1) spreads retries. Returns the proven poison, if any."""
         failures = retry.failures + 1 if retry else 1
-        again = RetryBatch(items, failures, replica, now_s + jitter * self._policy.backoff_s * failures)
+        pause_s = jitter * min(self._policy.most_backoff_s, self._policy.backoff_s * failures)
+        again = RetryBatch(items, failures, replica, now_s + pause_s)
         if retry is not None and retry.suspect:
+            again = replace(retry, failures=failures, failed_on=replica, not_before_s=again.not_before_s)
             poison = self._suspects.failed(again)
             for item in poison:
-                self._quarantine.add(item.token_ids)
+                self.quarantine(item.token_ids, now_s)
             return poison
         if failures == 1:
             self._whole.append(again)
@@ -97,6 +119,7 @@ class Retries:
         return []
 
     def succeeded(self, retry: RetryBatch) -> None:
+        """A batch that had failed succeeded."""
         if retry.suspect:
             self._suspects.succeeded(retry)
 
@@ -159,15 +182,23 @@ class Retries:
 
 
 class _Suspects:
-    """The parts of the batch that is bisected now, in the order of trial, and the suspect batches that wait."""
+    """The parts of the batch that is bisected now, in the order of trial, and the suspect batches that wait.
 
-    def __init__(self, patience_s: float) -> None:
+    `out`: a part or a control is in flight. `replica`: where the next one goes. `moves_s`: when it goes elsewhere,
+    because that replica is away.
+    """
+
+    def __init__(self, policy: RetryPolicy, control_ids: bytes) -> None:
         self.parts: deque[RetryBatch] = deque()
         self.waiting: deque[RetryBatch] = deque()
         self.replica = ""
         self.out = False
         self.moves_s = inf
-        self._patience_s = patience_s
+        self._policy = policy
+        self._control = WorkItem(control_ids, len(control_ids) // _ID_BYTES, [], Priority.DEFAULT)
+        self._controls_left = policy.controls
+        self._replicas: tuple[str, ...] = ()
+        self._unwell: set[str] = set()
 
     def add(self, retry: RetryBatch) -> None:
         retry.suspect = True
@@ -175,7 +206,7 @@ class _Suspects:
         self._open_next()
 
     def claims(self, replica: str, now_s: float) -> bool:
-        """Whether a part is to be sent on this replica as soon as nothing else is in flight there."""
+        """Whether a part or a control is to be sent on this replica as soon as nothing else is in flight there."""
         while self.parts and not self.out:
             part = self.parts[0]
             part.drop_dead()
@@ -187,83 +218,123 @@ class _Suspects:
 
     def send(self) -> RetryBatch:
         self.out = True
+        part = self.parts[0]
+        if part.accused and self._controls_left:
+            return replace(part, items=[self._control], control=True)
         return self.parts.popleft()
 
     def refused(self, part: RetryBatch) -> None:
         self.out = False
-        self.parts.appendleft(part)
+        if not part.control:
+            self.parts.appendleft(part)
+        elif self.parts:
+            self.parts[0].not_before_s = part.not_before_s
 
     def succeeded(self, part: RetryBatch) -> None:
-        """The part in flight succeeded: the poison is in the other half, which is bisected at once."""
         self.out = False
-        if part.half is not None:
-            half = self.parts.popleft()
-            assert half is part.half, "A part came back before another was sent. This is a bug."
-            self._open(half)
+        if part.control:
+            self._controls_left = max(0, self._controls_left - 1)
+            self._unwell.discard(self.replica)
         self._open_next()
 
     def failed(self, part: RetryBatch) -> list[WorkItem]:
-        """The part in flight failed; returns its item if it was alone."""
+        """The part in flight failed on `failed_on`. Returns the item that this proves to be poison, if it does."""
         self.out = False
         self.replica = part.failed_on
-        if len(part.items) > 1:
-            self._open(part)
-            return []
+        poison: list[WorkItem] = []
+        if part.control:
+            self._unwell.add(part.failed_on)
+            if self.parts:
+                self.parts[0].proven_on, self.parts[0].not_before_s = (), part.not_before_s
+                self._move()
+        elif len(part.items) > 1:
+            self._bisect(part)
+        else:
+            if part.accused:
+                part.proven_on += (part.failed_on,)
+            else:
+                part.accused = part.failed_on
+                self._unwell.clear()
+            if self._is_proven(part.proven_on):
+                poison = part.items
+            else:
+                self.parts.appendleft(part)
+                self._move(part.accused, part.proven_on)
         self._open_next()
-        return part.items
+        return poison
 
     def replicas_changed(self, replicas: Collection[str], now_s: float) -> None:
         """Move the suspects to another replica if theirs has been away too long."""
+        self._replicas = tuple(replicas)
+        self._unwell.intersection_update(replicas)
         if not self.replica or self.replica in replicas:
             self.moves_s = inf
         elif self.moves_s == inf:
-            self.moves_s = now_s + self._patience_s
+            self.moves_s = now_s + self._policy.patience_s
         elif self.moves_s <= now_s and replicas:
-            self.replica, self.moves_s = next(iter(replicas)), inf
+            self.moves_s = inf
+            self._move()
 
-    def _open(self, retry: RetryBatch) -> None:
+    def _is_proven(self, proven_on: Collection[str]) -> bool:
+        """Whether these are enough failures, on two servers where two are well."""
+        well = [replica for replica in self._replicas if replica not in self._unwell]
+        return len(proven_on) >= self._policy.proofs and len(set(proven_on)) >= min(2, len(well))
+
+    def _move(self, accused: str = "", proven_on: Sequence[str] = ()) -> None:
+        """Send the next part to a server that is well: to two in turns, even if away: poison kills no others."""
+        self._controls_left = self._policy.controls
+
+        def merit(replica: str) -> tuple[bool, bool, int, bool, bool]:
+            new = replica not in (accused, *proven_on)
+            third = new and len(set(proven_on)) > 1
+            return replica in self._unwell, third, proven_on.count(replica), replica == self.replica, new
+
+        tried = [replica for replica in dict.fromkeys((accused, *proven_on)) if replica]
+        self.replica = min((*self._replicas, *tried), key=merit, default=self.replica)
+
+    def _bisect(self, retry: RetryBatch) -> None:
         """Put the halves of a batch, or a single item, in front of the other parts."""
-        if len(retry.items) == 1:
-            self.parts.appendleft(retry)
-            return
         middle = len(retry.items) // 2
-        first, second = (
-            RetryBatch(items, retry.failures, retry.failed_on, retry.not_before_s, suspect=True)
-            for items in (retry.items[:middle], retry.items[middle:])
-        )
-        first.half = second
-        self.parts.extendleft((second, first))
+        halves = retry.items[middle:], retry.items[:middle]
+        self.parts.extendleft(replace(retry, items=half) for half in halves if half)
 
     def _open_next(self) -> None:
         """Bisect the next suspect batch once the present one is done."""
         while not self.parts and not self.out:
             self.replica = ""
+            self._controls_left = self._policy.controls
             if not self.waiting:
                 return
             retry = self.waiting.popleft()
             retry.drop_dead()
             if retry.items:
                 self.replica = retry.failed_on
-                self._open(retry)
+                self._bisect(retry)
 
 
 class _Quarantine:
-    """Digests of the most recent poison inputs."""
+    """Digests of the most recent poison inputs, and when each was proven."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, ends_after_s: float) -> None:
         self._size = size
-        self._digests: OrderedDict[int, bytes] = OrderedDict()
+        self._ends_after_s = ends_after_s
+        self._digests: OrderedDict[int, tuple[bytes, float]] = OrderedDict()
 
-    def add(self, token_ids: bytes) -> None:
-        self._digests[hash(token_ids)] = _digest(token_ids)
+    def add(self, token_ids: bytes, now_s: float) -> None:
+        self._digests[hash(token_ids)] = _digest(token_ids), now_s
         if len(self._digests) > self._size:
             self._digests.popitem(last=False)
 
-    def __contains__(self, token_ids: bytes) -> bool:
+    def remove(self, token_ids: bytes) -> None:
+        self._digests.pop(hash(token_ids), None)
+
+    def holds(self, token_ids: bytes, now_s: float) -> bool:
         if not self._digests:
             return False
-        digest = self._digests.get(hash(token_ids))  # the hash spares most a digest
-        return digest is not None and digest == _digest(token_ids)
+        found = self._digests.get(hash(token_ids))  # the hash spares most a digest
+        if found is None or now_s >= found[1] + self._ends_after_s:
+            return False
+        return found[0] == _digest(token_ids)
 
 
 def _digest(token_ids: bytes) -> bytes:

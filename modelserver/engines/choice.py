@@ -243,8 +243,12 @@ def _synthetic_facts(settings: ModelServerSettings, files: ModelFiles) -> Engine
     )
 
 
-def _poison(settings: ModelServerSettings) -> Poison | None:
+def _poison(settings: ModelServerSettings) -> Poison:
     synthetic = settings.synthetic
-    if synthetic.poison_token_id is None:
-        return None
-    return Poison(synthetic.poison_token_id, synthetic.poison_mode)
+    return Poison(
+        synthetic.poison_token_id,
+        synthetic.poison_mode,
+        synthetic.poison_above_tokens,
+        synthetic.poison_share,
+        synthetic.poison_while,
+    )

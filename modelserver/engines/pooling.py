@@ -104,7 +104,8 @@ class Modules:
     @property
     def needs_place(self) -> bool:
         """Whether they are more than one of the three poolings that vLLM has."""
-        return bool(self.layers or self.prompts) or len(self.poolings) > 1 or self.poolings[0] not in _VLLMS
+        first, *others = self.poolings
+        return bool(self.layers or self.prompts or others) or first not in _VLLMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +171,15 @@ def _generating_pooling(folder: Path, *, trusted: bool) -> Pooling:
     modules = read_modules(folder, trusted=trusted)
     if modules is None:
         return Pooling.LAST
+    first, *others = modules.poolings
     if modules.layers:
         refused = f"has a {type(modules.layers[0]).__name__} module after its pooling"
-    elif len(modules.poolings) > 1 or modules.poolings[0] not in _VLLMS:
+    elif others or first not in _VLLMS:
         refused = f"pools by {' and '.join(modules.poolings)}"
     elif modules.leaves_prompts_out:
         refused = "pools without the prompt's tokens (include_prompt)"
     else:
-        return modules.poolings[0]
+        return first
     raise CannotStart(
         f"{folder} {refused}; a model that also generates can pool by the last token, the mean or the first token of"
         " the whole input, and nothing after it: set model.task to embed"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NoReturn
 
 import numpy as np
@@ -21,10 +23,24 @@ _FOREVER_S = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """A token id that makes the engine fail, and how."""
+    """What makes a step fail, and how: a token id, more tokens than `above_tokens`, or chance.
 
-    token_id: int
+    `exists`: only while this file does; None: always.
+    """
+
+    token_id: int | None
     mode: Literal["error", "exit", "break", "hang", "lose"]
+    above_tokens: int | None = None
+    share: float = 0.0
+    exists: Path | None = None
+
+    def is_in(self, token_ids: IdArray) -> bool:
+        """Whether this step is to fail."""
+        return (self.exists is None or self.exists.exists()) and (
+            (self.token_id is not None and bool((token_ids == self.token_id).any()))
+            or (self.above_tokens is not None and token_ids.size > self.above_tokens)
+            or random.random() < self.share  # noqa: S311 - no secret
+        )
 
     def strike(self, sleep: Callable[[float], None]) -> NoReturn:
         """Make the step fail in this way."""
@@ -81,9 +97,9 @@ class SyntheticStep:
     lengths: IdArray
 
     def run(self) -> Matrix:
-        """Take as long as a real step would; raises RuntimeError for the poison."""
+        """Take as long as a real step would; raises RuntimeError where it is to fail."""
         poison = self.engine.poison
-        if poison is not None and (self.token_ids == poison.token_id).any():
+        if poison is not None and poison.is_in(self.token_ids):
             poison.strike(self.engine.sleep)
         self.engine.sleep(self.engine.step_s(self.token_ids.size))
         return vectors(self.token_ids, self.lengths, self.engine.facts.dimensions)

@@ -26,6 +26,8 @@ SECTIONS = {
     "test_a_server_that_hangs_beside_its_steps_ends": "a-model-server-dies-hangs-or-is-slow",
     "test_wrong_answers_are_not_passed_on": "a-model-server-returns-invalid-vectors",
     "test_without_model_servers_records_wait": "all-model-servers-are-gone",
+    "test_steps_that_fail_by_chance_condemn_nobody": "a-query-makes-the-engine-fail",
+    "test_servers_that_hang_on_large_steps_answer_small_ones": "a-model-server-dies-hangs-or-is-slow",
     "test_poison_is_dead_lettered_alone": "a-query-makes-the-engine-fail",
     "test_a_stuck_record_pauses_only_its_partition": "one-record-holds-the-commit-back",
     "test_corrupt_payloads_are_each_dead_lettered_once": "payloads-are-corrupt",

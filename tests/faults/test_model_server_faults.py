@@ -146,6 +146,39 @@ async def test_poison_is_dead_lettered_alone(stack: RowStack, figures: Figures, 
     assert verdict.dead_lettered >= 1
 
 
+@pytest.mark.row("steps of both model servers raise, end the process or hang by chance for 15 s")
+@pytest.mark.parametrize(("mode", "share"), [("error", 0.3), ("error", 0.9), ("exit", 0.1), ("hang", 0.1)])
+async def test_steps_that_fail_by_chance_condemn_nobody(
+    stack: RowStack, figures: Figures, mode: str, share: float
+) -> None:
+    chance = {"SYNTHETIC__POISON_SHARE": str(share), "SYNTHETIC__POISON_MODE": mode, "TIMEOUTS": '{"step_s": 2}'}
+    fault = stack.folder / "fault"
+    for _ in range(2):
+        await stack.server(**chance, SYNTHETIC__POISON_WHILE=str(fault))
+    await stack.aggregator()
+    async with restarting(stack.servers):
+        async with stack.fault_under_load(then=500):
+            fault.touch()
+            await asyncio.sleep(15.0)  # the fault itself
+            fault.unlink()
+        await stack.passes(figures)
+
+
+@pytest.mark.row("both model servers hang in every step of more than 60 tokens")
+async def test_servers_that_hang_on_large_steps_answer_small_ones(stack: RowStack, figures: Figures) -> None:
+    hangs = {"SYNTHETIC__POISON_ABOVE_TOKENS": "60", "SYNTHETIC__POISON_MODE": "hang", "TIMEOUTS": '{"step_s": 2}'}
+    fault = stack.folder / "fault"
+    for _ in range(2):
+        await stack.server(**hangs, SYNTHETIC__POISON_WHILE=str(fault), SYNTHETIC__FIXED_S="0.05")
+    await stack.aggregator()
+    async with restarting(stack.servers):
+        async with stack.fault_under_load():
+            fault.touch()
+            await stack.answers(1000, timeout_s=100)
+            fault.unlink()
+        await stack.passes(figures)
+
+
 @pytest.mark.row("one of two model servers fails every step, hangs in each, or loses its GPU (restarted)")
 @pytest.mark.parametrize("mode", ["error", "hang", "lose"])
 async def test_an_engine_that_only_fails_draws_no_traffic(stack: RowStack, figures: Figures, mode: str) -> None:

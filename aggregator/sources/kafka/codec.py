@@ -18,7 +18,7 @@ from aggregator.request.request import Defaults, Request, Source
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.large_records import Fetched
-from aggregator.sources.kafka.records import Header, ReplyRoute
+from aggregator.sources.kafka.records import REDRIVES, Header, ReplyRoute
 from aggregator.sources.messages import (
     JSON,
     MAX_BYTES,
@@ -43,6 +43,7 @@ ECHOED: Final = frozenset(
 
 _READ = frozenset(
     {"content-type", "ce_id", "ce_expirytime", "kafka_replyTopic", "kafka_replyPartition", "reply_to", "traceparent"}
+    | {REDRIVES}
 )
 _PLAIN_REPLY: Final[list[Header]] = [("content-type", PROTOBUF)]
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -190,7 +191,7 @@ def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall
         if not message.request_id:
             message.request_id = ce_id or f"{in_flight.topic}-{in_flight.partition}-{in_flight.offset}"
         deadline_s = _deadline_s(found, received_s - wall_s) if found else inf
-        return request_of(
+        request = request_of(
             message,
             intake.defaults,
             in_flight,
@@ -199,6 +200,8 @@ def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall
             deadline_s=deadline_s,
             traceparent=found.get("traceparent"),
         )
+        request.redriven = REDRIVES in found
+        return request
     except RequestError as error:
         request_id = message.request_id if message is not None else ce_id or found_id(in_flight.value, content_type)
         kept = route is None or message is None

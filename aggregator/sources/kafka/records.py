@@ -8,6 +8,9 @@ from typing import Protocol
 
 Header = tuple[str, bytes]
 
+REDRIVES = "dlt-redrives"
+"""The header that a dead letter is put back with: how often that was done."""
+
 
 class Record(Protocol):
     """One Kafka record as it was read; an aiokafka ConsumerRecord is one."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing_extensions import override
 
 from aggregator.engine import OutgoingBatch, StepResult
-from aggregator.errors import Code, EngineFailed, ModelServerBusy, ModelServerLost
+from aggregator.errors import Code, EngineFailed, ModelServerBusy, ModelServerLost, ModelServerTimedOut
 from aggregator.request.request import Failure
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_source import KAFKA
@@ -46,6 +46,22 @@ async def test_what_failed_twice_asks_to_be_run_alone() -> None:
 
 
 @in_virtual_time
+async def test_an_engine_that_hangs_on_large_batches_answers_everything_in_smaller_ones() -> None:
+    class Hanging(FakeEngine):
+        @override
+        async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
+            if batch.query_count > 2:
+                await asyncio.sleep(timeout_s)
+                raise ModelServerTimedOut("DEADLINE_EXCEEDED")
+            return await super().embed(batch, timeout_s=timeout_s)
+
+    async with FakedPipeline(Hanging(DESCRIPTION)).started() as faked:
+        asked = [asyncio.create_task(faked.embed(str(number))) for number in range(40)]
+        requests = await asyncio.gather(*asked)
+    assert {request.code for request in requests} == {Code.OK}
+
+
+@in_virtual_time
 async def test_an_error_for_one_query_of_a_batch_reaches_that_query_only() -> None:
     class Choosy(FakeEngine):
         @override
@@ -61,10 +77,12 @@ async def test_an_error_for_one_query_of_a_batch_reaches_that_query_only() -> No
 
 
 @in_virtual_time
-async def test_an_engine_that_fails_for_everybody_ends_in_dead_letters_not_in_a_loop() -> None:
-    engine = new_engine(failures=[EngineFailed("broken")] * 1000)
-    async with FakedPipeline(engine).started() as faked:
+async def test_an_engine_that_fails_for_everybody_condemns_nobody_and_answers_all_once_it_is_well() -> None:
+    failures = [EngineFailed("broken") for _ in range(1000)]
+    async with FakedPipeline(new_engine(failures=failures)).started() as faked:
         faked.produce(*(faked.request(str(number), source=KAFKA) for number in range(8)))
         await asyncio.sleep(60)
-        assert {request.code for request in faked.kafka.replied} == {Code.INTERNAL}
-        assert len(faked.kafka.replied) == 8
+        assert faked.kafka.replied == []
+        failures.clear()
+        await asyncio.sleep(60)
+        assert [request.code for request in faked.kafka.replied] == [Code.OK] * 8

@@ -149,6 +149,9 @@ class SharedSteps(FakeEngine):
     def abort(self, sequence: ServerSequence) -> None:
         self._sequences = {number: each for number, each in self._sequences.items() if each is not sequence}
 
+    async def probe(self, token_ids: bytes, *, timeout_s: float) -> None:
+        raise AssertionError((token_ids, timeout_s))
+
     def _take(self, seconds: float) -> None:
         self._took_s += seconds
 

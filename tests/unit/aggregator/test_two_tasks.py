@@ -50,6 +50,10 @@ class FakeGenerator(FakeEngine):
         if task is not None:
             task.cancel()
 
+    async def probe(self, token_ids: bytes, *, timeout_s: float) -> None:
+        await asyncio.sleep(0.001)
+        assert not any(fatal.to_bytes(4, "little") in token_ids for fatal in self.fatal), timeout_s
+
     async def _generate(self, sequence: ServerSequence) -> None:
         for token_id in range(1, sequence.sampling.max_tokens + 1):
             await asyncio.sleep(0.001)

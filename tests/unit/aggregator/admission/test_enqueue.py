@@ -155,16 +155,21 @@ def test_what_broke_the_engine_before_is_refused_and_its_neighbours_are_not() ->
     intake = Intake()
     poison = ids(1, 66, 2)
     retries = intake.model_revision.dispatcher.retries
-    intake.put(request("66"))
-    [item] = intake.queue.items()
-    for name in ("a", "b", "b"):
-        group = retries.next_for(name, token_budget=99, idle=True, others=True, now_s=1e9)
-        retries.failed([item], group, name, 0.0, 0.0)
-    intake.queue.take(item, None)
+    retries.quarantine(poison, 0.0)
     one = request("66", "10", poison)
     assert intake.put(one) == []
     assert failures(one) == [Code.INTERNAL, None, Code.INTERNAL]
     assert (intake.queued(), one.token_count) == ([ids(1, 10, 2)], 3)
+
+
+def test_a_redrive_ends_the_quarantine_of_its_inputs_for_everybody() -> None:
+    intake = Intake()
+    poison = ids(1, 66, 2)
+    intake.model_revision.dispatcher.retries.quarantine(poison, 0.0)
+    redriven = request(poison)
+    redriven.redriven = True
+    assert intake.put(redriven, request(poison)) == []
+    assert intake.queued() == [poison]
 
 
 def test_inputs_that_had_their_outcome_are_neither_counted_nor_queued() -> None:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from aggregator.engine import StepResult
-from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost
+from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost, ModelServerTimedOut
 from aggregator.replicas.answers import BadDescription, checked_description
 from aggregator.replicas.client import GrpcEngine, ModelServerClient
 from aggregator.replicas.generate_call import GenerateCall, StreamStreamCall
@@ -61,7 +61,7 @@ async def test_a_batch_larger_than_grpcs_usual_limit_goes_through(engine: GrpcEn
     [
         (grpc.StatusCode.RESOURCE_EXHAUSTED, ModelServerBusy),
         (grpc.StatusCode.UNAVAILABLE, ModelServerLost),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, ModelServerLost),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, ModelServerTimedOut),
         (grpc.StatusCode.CANCELLED, ModelServerLost),
         (grpc.StatusCode.FAILED_PRECONDITION, ModelServerLost),
         (grpc.StatusCode.UNIMPLEMENTED, ModelServerLost),

@@ -148,7 +148,7 @@ def test_a_server_that_was_a_hundred_times_slower_is_asked_again_when_its_eviden
 
 @pytest.mark.slow
 @pytest.mark.parametrize("survives", [False, True])
-def test_a_query_that_kills_engines_kills_two_pods_and_is_cornered_in_an_overload(*, survives: bool) -> None:
+def test_a_query_that_kills_engines_kills_three_pods_at_most_and_is_cornered_in_an_overload(*, survives: bool) -> None:
     """Also where it fails its batch and no more: a replica is kept free for it."""
     pods = [Server(f"pod-{number}", survives=survives) for number in range(4)]
     sim = pool(*pods)
@@ -161,6 +161,6 @@ def test_a_query_that_kills_engines_kills_two_pods_and_is_cornered_in_an_overloa
         pod.kills = kills
     flood(sim, START_S + 3.0)
     sim.at(START_S + 0.5, lambda: poison.append(sim.put(10, Priority.INTERACTIVE)))
-    sim.run(START_S + 3.0)
+    sim.run(START_S + 20.0)
     assert [query.index for query in sim.poison] == poison
-    assert survives or sum(pod.deaths > 0 for pod in pods) == 2  # the first and the one that tried the batch again
+    assert survives or 2 <= sum(pod.deaths > 0 for pod in pods) <= 3  # the first, and two that prove it in turns

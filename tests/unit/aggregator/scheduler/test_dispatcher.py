@@ -13,6 +13,7 @@ from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy, D
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Replica, SendReason, StepReport
 from aggregator.scheduler.replica_choice import ENOUGH
+from aggregator.scheduler.retries import ONE_TOKEN, RetryPolicy
 from aggregator.scheduler.work_item import Priority, WorkItem
 from tests.support.queries import Filler
 from tests.support.replicas import CURVE, POLICY, HeardController, replica
@@ -168,17 +169,37 @@ def test_failing_again_it_is_bisected_and_each_part_runs_alone_on_one_server() -
     assert [batch.replica is half.replica for batch in others] == [False]
 
 
-def test_a_part_that_comes_back_well_clears_its_entries_and_the_other_is_looked_into() -> None:
+def test_a_part_that_comes_back_well_clears_its_entries_and_the_other_is_bisected_further() -> None:
     pool = Pool("a", "b")
     half = cornered(pool)
     pool.dispatcher.done(half, report(20), NOW_S + 2.01)
     other = pool.batch(NOW_S + 3)
-    assert (other.replica, len(other.items)) == (half.replica, 1)
-    assert pool.failed(other, NOW_S + 3.01) == other.items
-    last = pool.batch(NOW_S + 4)
-    pool.dispatcher.done(last, report(10), NOW_S + 4.01)
-    assert pool.nothing(NOW_S + 5).wake_s == inf
-    assert pool.dispatcher.retries.is_quarantined(other.items[0].token_ids)
+    assert (other.replica, len(other.items)) == (half.replica, 2)
+    assert pool.failed(other, NOW_S + 3.01) == []
+    one = pool.batch(NOW_S + 4)
+    assert one.items == other.items[:1]
+
+
+def test_an_item_that_failed_isolated_is_sent_again_behind_controls_of_which_nothing_is_learnt_but_success() -> None:
+    pool = Pool("a", "b")
+    poison = pool.put(10)[1]
+    poison_sends = controls = 0
+    condemned: list[WorkItem] = []
+    for turn in range(200):
+        due = pool.due(NOW_S + turn)
+        for batch in due.batches:
+            controls += batch.control
+            if batch.control:
+                assert ([item.token_ids for item in batch.items], batch.isolated) == ([ONE_TOKEN], True)
+                pool.dispatcher.done(batch, None, NOW_S + turn + 0.01)
+            else:
+                poison_sends += 1
+                condemned += pool.failed(batch, NOW_S + turn + 0.01)
+    policy = RetryPolicy()
+    assert condemned == [poison]
+    assert (poison_sends, controls) == (2 + 1 + policy.proofs, policy.proofs * policy.controls)
+    assert pool.dispatcher.retries.is_quarantined(poison.token_ids, NOW_S + 200)
+    assert pool.nothing(NOW_S + 201).wake_s == inf
 
 
 def test_a_server_a_suspect_waits_for_takes_nothing_else() -> None:
@@ -358,3 +379,88 @@ def test_beside_what_is_urgent_a_backlog_goes_in_batches_of_the_usual_size() -> 
     pool = backlogged()
     pool.put(10, Priority.INTERACTIVE)
     assert pool.batch().token_count == 100
+
+
+class HangingServers:
+    """A dispatcher over servers that hang on batches of more than some tokens, each batch until its time-out."""
+
+    def __init__(self, pool: Pool, above: int) -> None:
+        self.pool = pool
+        self.above = above
+        self.now_s = NOW_S
+        self.answered: list[int] = []
+        self.hung: list[int] = []
+
+    def run(self, turns: int, *, step_s: float = 1.0) -> None:
+        for _ in range(turns):
+            self.now_s += step_s
+            for batch in self.pool.due(self.now_s).batches:
+                if batch.token_count > self.above:
+                    self.hung.append(batch.token_count)
+                    self.pool.dispatcher.failed(batch, self.now_s, 0.0, timed_out=True)
+                else:
+                    self.answered.append(batch.token_count)
+                    self.pool.dispatcher.done(batch, report(batch.token_count), self.now_s)
+
+
+def test_after_a_time_out_the_next_batches_are_half_as_large_and_grow_again_slowly() -> None:
+    servers = HangingServers(Pool("a"), above=30)
+    for _ in range(60):
+        servers.pool.put(10)
+    servers.run(40)
+    assert servers.hung == [100, 50]
+    assert sum(servers.answered) == 600
+    assert servers.answered[0] == 20
+    servers.above = 1000
+    servers.answered.clear()
+    for _ in range(6):
+        servers.now_s += 60.0
+        for _ in range(20):
+            servers.pool.put(10)
+        servers.run(20, step_s=0.05)
+    assert sum(servers.answered) == 1200
+    assert servers.answered[0] < max(servers.answered) == 100
+
+
+def test_a_size_that_timed_out_outlives_the_server_that_leaves_and_joins_again() -> None:
+    pool = Pool("a")
+    for _ in range(20):
+        pool.put(10)
+    batch = pool.batch()
+    pool.dispatcher.replicas.pop("a")
+    pool.dispatcher.failed(batch, NOW_S + 1.0, 0.0, timed_out=True)
+    pool.dispatcher.replicas["a"] = replica("a")
+    again = pool.batch(NOW_S + 2.0)
+    assert (again.token_count, again.token_budget) == (50, 50)
+
+
+def test_a_batch_that_timed_out_behind_another_halves_nothing_again() -> None:
+    pool = Pool("a", "b")
+    pool.put(100)
+    hung = pool.batch()
+    pool.dispatcher.failed(hung, NOW_S + 1.0, 0.0, timed_out=True)
+    behind = replace(hung, batch_id="behind", token_count=4)
+    pool.dispatcher.time_outs.note(behind, NOW_S + 1.1)
+    assert pool.dispatcher.time_outs.most_tokens(hung.replica, NOW_S + 1.1) == 50
+
+
+def test_queries_that_wait_while_every_batch_times_out_are_stalled_until_one_is_answered() -> None:
+    servers = HangingServers(Pool("a"), above=0)
+    dispatcher = servers.pool.dispatcher
+    servers.pool.put(10)
+    assert dispatcher.stalled_s(NOW_S) == 0.0
+    servers.run(20)
+    assert dispatcher.stalled_s(servers.now_s) == pytest.approx(servers.now_s - NOW_S - 1.0)
+    servers.above = 100
+    servers.run(80)
+    assert servers.answered
+    assert dispatcher.stalled_s(servers.now_s) == 0.0
+
+
+def test_nothing_is_stalled_where_nothing_waits_any_more() -> None:
+    pool = Pool("a")
+    pool.put(10, deadline_s=NOW_S + 2.0)
+    pool.dispatcher.failed(pool.batch(), NOW_S + 1.0, 0.0, timed_out=True)
+    assert pool.dispatcher.stalled_s(NOW_S + 1.5) == pytest.approx(0.5)
+    pool.due(NOW_S + 3.0)
+    assert pool.dispatcher.stalled_s(NOW_S + 60.0) == 0.0

@@ -6,18 +6,20 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf, log2
+from math import ceil, inf, log2
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.scheduler.retries import Retries, RetryBatch, RetryPolicy
+from aggregator.scheduler.retries import ONE_TOKEN, Retries, RetryBatch, RetryPolicy
 from aggregator.scheduler.work_item import WorkItem
 from tests.support.queries import query, work_item
 
 POLICY = RetryPolicy(backoff_s=0.02, patience_s=30.0, quarantine_size=3)
+PROVEN_SENDS = POLICY.proofs * (1 + POLICY.controls)
+"""What condemns an item that failed isolated: each proof and the controls before it."""
 
 
 def items(count: int, tokens: int = 10, *, deadline_s: float = inf) -> list[WorkItem]:
@@ -40,6 +42,7 @@ class Send:
     items: list[WorkItem]
     failed: bool
     suspect: bool
+    control: bool
 
 
 @dataclass(slots=True)
@@ -53,21 +56,26 @@ class Pool:
     sends: list[Send] = field(default_factory=list[Send])
     well: list[WorkItem] = field(default_factory=list[WorkItem])
     poison: list[WorkItem] = field(default_factory=list[WorkItem])
+    sends_to: str = ""
 
     def send(self, replica: str, batch: list[WorkItem], retry: RetryBatch | None = None) -> None:
+        self.sends_to = replica
         failed = self.breaks(batch)
-        self.sends.append(Send(replica, batch, failed, retry is not None and retry.suspect))
+        control = retry is not None and retry.control
+        self.sends.append(Send(replica, batch, failed, retry is not None and retry.suspect, control))
         if failed:
             self.poison += self.retries.failed(batch, retry, replica, self.now_s, 0.5)
         else:
-            self.well += batch
+            self.well += [] if control else batch
             if retry is not None:
                 self.retries.succeeded(retry)
 
-    def finish(self) -> None:
+    def finish(self, most_turns: float = inf) -> None:
         """Send everything again until nothing is left, one replica after the other."""
-        while len(self.retries):
+        while len(self.retries) and most_turns > 0:
+            most_turns -= 1
             self.now_s += 0.2
+            self.retries.replicas_changed(self.replicas, self.now_s)
             for replica in self.replicas:
                 retry = self.ask(replica)
                 if retry is not None:
@@ -97,6 +105,10 @@ def all_breaks(_: list[WorkItem]) -> bool:
     return True
 
 
+def all_but_the_control_breaks(sent: list[WorkItem]) -> bool:
+    return [item.token_ids for item in sent] != [ONE_TOKEN]
+
+
 @pytest.mark.parametrize("size", [*range(2, 40), 64, 100, 255, 256, 257])
 def test_one_poison_is_cornered_within_the_bounds_wherever_it_is(size: int) -> None:
     batch = items(size)
@@ -106,19 +118,68 @@ def test_one_poison_is_cornered_within_the_bounds_wherever_it_is(size: int) -> N
         pool.finish()
         assert pool.poison == [poison]
         assert set(pool.well) == set(batch) - {poison}
-        assert sum(send.failed for send in pool.sends) <= log2(size) + 2
-        assert len(pool.sends) <= 2 * log2(size) + 2
-        assert {send.replica for send in pool.sends if send.suspect} == {"b"}
-        assert [item for item in batch if pool.retries.is_quarantined(item.token_ids)] == [poison]
+        levels = ceil(log2(size))
+        assert sum(send.failed for send in pool.sends) <= levels + 2 + POLICY.proofs
+        assert len(pool.sends) <= 2 * levels + 2 + PROVEN_SENDS
+        bisections = [send for send in pool.sends if send.suspect and send.failed and len(send.items) > 1]
+        assert {send.replica for send in bisections} <= {"b"}
+        assert [item for item in batch if pool.retries.is_quarantined(item.token_ids, pool.now_s)] == [poison]
 
 
-def test_a_lone_query_fails_three_times_on_two_replicas_before_it_is_condemned() -> None:
+def test_a_lone_query_fails_isolated_on_two_replicas_that_are_well_before_it_is_condemned() -> None:
     batch = items(1)
-    pool = Pool(all_breaks)
+    pool = Pool(partial(holds, batch[0]))
     pool.send("a", batch)
     pool.finish()
     assert pool.poison == batch
-    assert [send.replica for send in pool.sends] == ["a", "b", "b"]
+    isolated = [send.replica for send in pool.sends[2:] if not send.control]
+    assert len(isolated) == 1 + POLICY.proofs
+    assert len(set(isolated[1:])) >= 2
+    for proof in range(POLICY.proofs):
+        sends = pool.sends[3 + proof * (1 + POLICY.controls) :][: 1 + POLICY.controls]
+        assert [send.control for send in sends] == [True] * POLICY.controls + [False]
+        assert len({send.replica for send in sends}) == 1
+
+
+def test_on_a_server_whose_control_fails_nobody_is_blamed() -> None:
+    batch = items(6)
+    pool = Pool(all_breaks)
+    pool.send("a", batch)
+    pool.finish(most_turns=300)
+    assert pool.poison == []
+    assert {send.replica for send in pool.sends if send.control} == {"a", "b", "c"}
+    pool.breaks = nothing_breaks
+    pool.finish()
+    assert sorted(map(id, pool.well)) == sorted(map(id, batch))
+
+
+def test_one_server_that_is_well_suffices_where_the_others_are_not() -> None:
+    batch, bad = items(1), "bc"
+    pool = Pool(nothing_breaks)
+    pool.breaks = lambda sent: batch[0] in sent or pool.sends_to in bad
+    pool.send("a", batch)
+    pool.finish()
+    assert pool.poison == batch
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.9])
+@pytest.mark.parametrize("unwell", ["ab", "b"])
+def test_steps_that_fail_at_random_condemn_no_innocent_and_a_poison_still(share: float, unwell: str) -> None:
+    chance = random.Random(f"{share}{unwell}")
+    pool = Pool(nothing_breaks, replicas=("a", "b"))
+    poison = items(1, tokens=99)[0]
+    pool.breaks = lambda sent: poison in sent or (pool.sends_to in unwell and chance.random() < share)
+    everything: list[WorkItem] = []
+    for number in range(40):
+        batch = items(8) + [poison] * (number == 20)
+        everything += batch
+        pool.send("ab"[number % 2], batch)
+        pool.finish(most_turns=200)
+    assert pool.poison in ([], [poison])
+    pool.breaks = lambda sent: poison in sent
+    pool.finish()
+    assert pool.poison == [poison]
+    assert sorted(map(id, pool.well)) == sorted(id(item) for item in everything if item is not poison)
 
 
 @pytest.mark.parametrize(("replicas", "then"), [(("a", "b", "c"), "b"), (("a",), "a")])
@@ -202,14 +263,15 @@ def test_a_pause_grows_with_the_failures_and_keeps_no_replica_free_for_a_suspect
     assert pool.retries.reserves("b", pool.now_s + 0.021)
 
 
-def test_the_half_that_must_hold_the_poison_is_not_sent_whole() -> None:
+def test_no_half_is_blamed_for_what_the_other_one_did_not_do() -> None:
     pool, batch = suspected(8)
     sent: list[list[WorkItem]] = []
-    for _ in range(3):
+    for _ in range(2):
         retry = pool.take("b")
         sent.append(retry.items)
         pool.retries.succeeded(retry)
-    assert sent == [batch[:4], batch[4:6], batch[6:7]]
+    assert sent == [batch[:4], batch[4:]]
+    assert len(pool.retries) == 0
 
 
 def test_who_was_given_up_may_have_been_the_poison() -> None:
@@ -316,13 +378,19 @@ def test_deadlines_pass_while_waiting_too() -> None:
 
 
 def test_the_same_poison_is_known_when_it_is_replayed_and_forgotten_in_order() -> None:
-    pool, batch = Pool(all_breaks), items(5)
-    assert not pool.retries.is_quarantined(batch[0].token_ids)
+    pool, batch = Pool(all_but_the_control_breaks), items(5)
+    assert not pool.retries.is_quarantined(batch[0].token_ids, pool.now_s)
     for item in batch:
         pool.send("a", [item])
         pool.finish()
-    assert [pool.retries.is_quarantined(item.token_ids) for item in batch] == [False, False, True, True, True]
-    assert not pool.retries.is_quarantined(b"another")
+    assert [pool.retries.is_quarantined(item.token_ids, pool.now_s) for item in batch] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert not pool.retries.is_quarantined(b"another", pool.now_s)
 
 
 def test_suspects_move_at_the_very_end_of_their_replicas_patience() -> None:
@@ -335,17 +403,24 @@ def test_suspects_move_at_the_very_end_of_their_replicas_patience() -> None:
     assert pool.ask("a") is not None
 
 
+def test_a_quarantine_ends_after_minutes() -> None:
+    pool = Pool(nothing_breaks)
+    pool.retries.quarantine(b"1234", 100.0)
+    assert pool.retries.is_quarantined(b"1234", 100.0 + POLICY.quarantine_s - 1.0)
+    assert not pool.retries.is_quarantined(b"1234", 100.0 + POLICY.quarantine_s)
+
+
 def test_the_quarantine_knows_an_input_by_all_of_its_ids_and_by_nothing_else() -> None:
-    pool = Pool(all_breaks)
+    pool = Pool(all_but_the_control_breaks)
     poison = work_item(b"\x01\x00\x00\x00\x02\x00\x00\x00", 2, query())
     pool.send("a", [poison])
     pool.finish()
     assert pool.poison == [poison]
-    assert pool.retries.is_quarantined(bytes(poison.token_ids))
+    assert pool.retries.is_quarantined(bytes(poison.token_ids), pool.now_s)
     for other in (poison.token_ids[:-4], poison.token_ids + bytes(4), poison.token_ids[::-1], b""):
-        assert not pool.retries.is_quarantined(other)
-    pool.retries.quarantine(b"1234")
-    assert pool.retries.is_quarantined(b"1234")
+        assert not pool.retries.is_quarantined(other, pool.now_s)
+    pool.retries.quarantine(b"1234", pool.now_s)
+    assert pool.retries.is_quarantined(b"1234", pool.now_s)
 
 
 def test_retries_go_in_the_order_in_which_they_failed_and_a_refused_one_first() -> None:
@@ -373,7 +448,10 @@ def test_a_batch_that_waits_behind_a_suspect_is_tried_where_it_failed_itself() -
 
 def test_a_suspect_is_no_longer_out_once_it_came_back_whichever_way() -> None:
     pool, _ = suspected(4)
-    for ends in (pool.retries.succeeded, lambda retry: pool.retries.failed(retry.items, retry, "b", 200.0, 0.0)):
+    for ends in (
+        pool.retries.succeeded,
+        lambda retry: pool.retries.failed(retry.items, retry, "b", 200.0, 0.0),
+    ):
         retry = pool.take("b")
         pool.now_s = 300.0
         ends(retry)

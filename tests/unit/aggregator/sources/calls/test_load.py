@@ -18,7 +18,7 @@ class Listener:
 
     def __init__(self, jitter: float = 0.0) -> None:
         self.metrics = Metrics(MetricsBuffer())
-        self.load = Load(Limits(10, 1000, 10), self.metrics, lambda: jitter)
+        self.load = Load(Limits(max_calls=10, max_pending_bytes=1000, max_streams=10), self.metrics, lambda: jitter)
 
     def refused(self, what: Callable[[], object]) -> tuple[str, float]:
         """The words and the pause of a refusal."""

@@ -80,6 +80,12 @@ def test_a_request_belongs_to_the_trace_that_its_header_names() -> None:
     assert request_of(value).traceparent is None
 
 
+def test_a_record_that_was_put_back_from_the_dead_letters_is_known_by_its_header() -> None:
+    value = QUESTION.SerializeToString()
+    assert request_of(value, ("dlt-redrives", b"1")).redriven
+    assert not request_of(value, ("content-type", b"application/x-protobuf")).redriven
+
+
 @pytest.mark.parametrize("document", [{"requestId": "j"}, {"request_id": "j"}])
 def test_json_is_read_in_either_spelling_and_answered_in_json(document: dict[str, object]) -> None:
     value = json.dumps(document | {"inputs": [{"text": "ein Text"}], "encoding": "ENCODING_INT8"}).encode()
