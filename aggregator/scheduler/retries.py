@@ -111,12 +111,23 @@ class Retries:
             poison = self._suspects.failed(again)
             for item in poison:
                 self.quarantine(item.token_ids, now_s)
+            if again.control:
+                self._acquit(now_s, jitter)
             return poison
         if failures == 1:
             self._whole.append(again)
         else:
             self._suspects.add(again)
         return []
+
+    def _acquit(self, now_s: float, jitter: float) -> None:
+        """A server is unwell: suspects that wait for their bisection are retried whole again, after a longer pause."""
+        acquitted = self._suspects.waiting
+        for number, retry in enumerate(acquitted, start=1):
+            retry.suspect, retry.failures = False, 0
+            retry.not_before_s = now_s + jitter * self._policy.most_backoff_s * number / len(acquitted)
+        self._whole.extend(acquitted)
+        acquitted.clear()
 
     def succeeded(self, retry: RetryBatch) -> None:
         """A batch that had failed succeeded."""

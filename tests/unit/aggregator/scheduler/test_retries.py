@@ -153,6 +153,19 @@ def test_on_a_server_whose_control_fails_nobody_is_blamed() -> None:
     assert sorted(map(id, pool.well)) == sorted(map(id, batch))
 
 
+def test_suspects_that_wait_are_retried_whole_once_a_control_shows_that_a_server_is_unwell() -> None:
+    pool, behind = Pool(all_breaks), items(6)
+    pool.send("a", items(1))
+    pool.finish(most_turns=3)
+    pool.retries.failed(behind, RetryBatch(behind, 1, "a", 0.0), "b", pool.now_s, 0.5)
+    pool.finish(most_turns=3)
+    pool.breaks = nothing_breaks
+    pool.sends.clear()
+    pool.finish()
+    assert [(send.items, send.suspect) for send in pool.sends if len(send.items) > 1] == [(behind, False)]
+    assert pool.poison == []
+
+
 def test_one_server_that_is_well_suffices_where_the_others_are_not() -> None:
     batch, bad = items(1), "bc"
     pool = Pool(nothing_breaks)
