@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError
 
+from aggregator.errors import is_cancelled
 from aggregator.observability.metrics import Metrics
 from aggregator.request.request import REDIS
 from aggregator.settings.redis import RedisSettings
@@ -130,6 +131,18 @@ async def create_group(client: Any, stream: str, group_id: str) -> None:
             raise
 
 
+async def _heeded(command: Awaitable[Any]) -> Any:
+    """The result of a command, unless its task was cancelled meanwhile.
+
+    redis-py sends by `asyncio.wait_for`, which in Python 3.11 forgets a cancellation when the sending has just ended.
+    """
+    try:
+        return await command
+    finally:
+        if is_cancelled():
+            raise asyncio.CancelledError
+
+
 class Server:
     """The Redis of one source."""
 
@@ -149,10 +162,10 @@ class Server:
         digest = self._loaded.get(script)
         if digest is not None:
             try:
-                return await self.client.evalsha(digest, 1, key, *arguments)
+                return await _heeded(self.client.evalsha(digest, 1, key, *arguments))
             except NoScriptError:  # SCRIPT FLUSH, a restart or another master
                 self.count("scripts_flushed")
-        found = await self.client.eval(script, 1, key, *arguments)
+        found = await _heeded(self.client.eval(script, 1, key, *arguments))
         self._loaded[script] = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
         return found
 
@@ -162,10 +175,14 @@ class Server:
         for command in commands:
             pipeline.execute_command(*command, **({"parse_justid": True} if command[0] == "XCLAIM" else {}))
         try:
-            results: list[Any] = await pipeline.execute(raise_on_error=False)
+            results: list[Any] = await _heeded(pipeline.execute(raise_on_error=False))
         except TRANSIENT as error:
             return [error] * len(commands)
         return results
+
+    async def wait_for_entry(self, stream: str, last: bytes, timeout_s: float) -> None:
+        """Return when the stream has an entry behind `last`, or after a time. Raises any of TRANSIENT."""
+        await _heeded(self.client.xread({stream: last}, count=1, block=int(timeout_s * 1000)))
 
     def failed(self, doing: str, error: BaseException) -> str:
         reason = reason_of(error)

@@ -97,7 +97,7 @@ class Stream:
         self._redis_minus_here_s = float(now_s) - self.clock()
         self.server.worked(f"read {self.intake.stream}")
         if not found and not self._stopped:
-            await self.server.client.xread({self.intake.stream: last}, count=1, block=int(_WAIT_S * 1000))
+            await self.server.wait_for_entry(self.intake.stream, last, _WAIT_S)
         return self._hold(found)
 
     async def _take_over(self) -> list[Entry]:

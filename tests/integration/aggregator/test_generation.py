@@ -147,7 +147,7 @@ async def test_a_stop_string_ends_the_text_before_it_and_stop_tokens_are_no_text
         (
             {"sampling": {"stop_token_ids": [10**6], "min_tokens": 1}},
             grpc.StatusCode.INVALID_ARGUMENT,
-            "a stop token id lies outside the vocabulary",
+            "sampling.stop_token_ids holds an id that is not below 30522",
         ),
         ({"first_token_timeout": {"nanos": 1_000_000}}, grpc.StatusCode.DEADLINE_EXCEEDED, ""),
         ({"expire_time": {"seconds": 1}}, grpc.StatusCode.DEADLINE_EXCEEDED, "before the request arrived"),

@@ -23,6 +23,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from k8s.process import telemetry
 from k8s.process.telemetry import TelemetrySettings
+from loadtest.stack.ports import free_ports
 from modelserver import model_files, startup
 from modelserver.app import Server
 from modelserver.engines.choice import Choice
@@ -88,7 +89,7 @@ class Running:
 
 def settings_of(tmp_path: Path) -> ModelServerSettings:
     return ModelServerSettings(
-        grpc=GrpcSettings(bind=f"unix:{tmp_path}/server.sock", drain_timeout_s=2.0),
+        grpc=GrpcSettings(bind=f"127.0.0.1:{free_ports(1)[0]}", drain_timeout_s=2.0),
         engine=EngineSettings(kind="core"),
         profile=ProfileSettings(enabled=False, cache=tmp_path),
     )
@@ -110,9 +111,10 @@ async def running(
 
     monkeypatch.setattr(startup, "build", build)
     monitoring = telemetry.start(TelemetrySettings(metrics_bind="127.0.0.1:0"), "modelserver")
-    server = Server(settings_of(tmp_path), files, monitoring)
+    settings = settings_of(tmp_path)
+    server = Server(settings, files, monitoring)
     ended = asyncio.create_task(server.run())
-    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/server.sock") as channel:
+    async with grpc.aio.insecure_channel(settings.grpc.bind) as channel:
         try:
             await channel.channel_ready()
             health = health_pb2_grpc.HealthStub(channel)
