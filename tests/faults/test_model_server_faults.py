@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import grpc.aio
 import pytest
 
+from loadtest.stack.errors import StackError
 from loadtest.stack.service import DEFAULT_MODEL_NAME, ModelServer
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
@@ -238,7 +239,8 @@ async def restarting(servers: list[ModelServer]) -> AsyncGenerator[None]:
         while True:
             for server in servers:
                 if server.exit_code is not None:
-                    await asyncio.to_thread(server.start)
+                    with contextlib.suppress(StackError):  # it ended while it started
+                        await asyncio.to_thread(server.start)
             await asyncio.sleep(0.2)
 
     watching = asyncio.create_task(watch(), name="restart model servers")
