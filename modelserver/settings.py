@@ -113,7 +113,7 @@ class SyntheticSettings(Group):
     poison_above_tokens: NonNegativeInt | None = None
     poison_share: float = Field(default=0.0, ge=0.0, le=1.0)
     poison_while: Path | None = None
-    poison_mode: Literal["error", "exit", "break", "hang", "lose"] = "error"
+    poison_mode: Literal["error", "exit", "break", "stall", "hang", "lose"] = "error"
 
 
 class TimeoutSettings(Group):
@@ -145,7 +145,7 @@ class ModelServerSettings(Group):
         " poison_token_id: a token that makes a step fail; poison_above_tokens: so do more tokens than this;"
         " poison_share: the share of steps that fail by chance; poison_while: a file, steps fail while it exists;"
         " poison_mode: error (the engine recovers), break (it must be"
-        " rebuilt), hang, lose (as when the GPU is lost) or exit (of the process)",
+        " rebuilt), stall (for 3 s), hang, lose (as when the GPU is lost) or exit (of the process)",
     )
     timeouts: TimeoutSettings = Field(
         default=TimeoutSettings(),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from modelserver.errors import EngineBroken, device_errors
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _EXIT_CODE = 70
 _FOREVER_S = 1e6
+_STALL_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Poison:
     """
 
     token_id: int | None
-    mode: Literal["error", "exit", "break", "hang", "lose"]
+    mode: Literal["error", "exit", "break", "stall", "hang", "lose"]
     above_tokens: int | None = None
     share: float = 0.0
     exists: Path | None = None
@@ -42,8 +43,11 @@ class Poison:
             or random.random() < self.share  # noqa: S311 - no secret
         )
 
-    def strike(self, sleep: Callable[[float], None]) -> NoReturn:
-        """Make the step fail in this way."""
+    def strike(self, sleep: Callable[[float], None]) -> None:
+        """Make the step fail in this way; one that stalls is only late."""
+        if self.mode == "stall":
+            sleep(_STALL_S)
+            return
         if self.mode == "exit":
             os._exit(_EXIT_CODE)
         if self.mode == "hang":
