@@ -126,6 +126,7 @@ class Aggregator:
 
         for topic in settings.kafka.topics:  # Prometheus sees no increase in a series that appears with its first loss
             self._metrics.records_lost.add(0, topic.name)
+            self._metrics.records_ahead.add(0, topic.name)
         source = KafkaSource(
             settings.kafka,
             settings.models[0].name,

@@ -154,7 +154,6 @@ def _marked(name: str, expression: str, *needs: Need) -> Suite:
 PURE = (
     "aggregator.scheduler",
     "aggregator.admission.quotas",
-    "aggregator.sources.kafka.clock_skew",
     "aggregator.sources.kafka.committed_offset",
     "modelserver.profile.saturation",
     "protos.modelserver.v1.curve",

@@ -14,7 +14,6 @@ from aggregator.request.request import Failure, Options, Request
 from aggregator.scheduler.work_item import Task
 
 _LOG = logging.getLogger(__name__)
-_EXPIRED_ON_ARRIVAL = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the request arrived")
 UNQUEUED = Failure(Code.INTERNAL, "the request could not be queued")
 """For an unexpected error."""
 
@@ -39,7 +38,7 @@ def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Rout
         try:
             if request.remaining and request.deadline_s <= now_s:
                 routed.expired += 1
-                request.fail(_EXPIRED_ON_ARRIVAL)
+                request.fail(_expired_on_arrival(now_s - request.deadline_s))
             if request.remaining:
                 embeds = request.generation is None
                 key = (request.model, request.model_revision, request.source.refusable, id(request.options), embeds)
@@ -64,6 +63,12 @@ def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Rout
             request.fail(UNQUEUED)
             routed.refused.append(request)
     return routed
+
+
+def _expired_on_arrival(late_s: float) -> Failure:
+    """Says by how much and by which clock: of clocks that disagree, only the sender may know."""
+    ago = f"{late_s:,.1f} s before the request arrived, by the aggregator's clock"
+    return Failure(Code.DEADLINE_EXCEEDED, f"the deadline passed {ago}")
 
 
 def unroute(request: Request) -> None:

@@ -32,9 +32,6 @@ _TOKENS = (
 )
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _DEAD_LETTER_CODES = (Code.DATA_LOSS.name, Code.INTERNAL.name, Code.INVALID_ARGUMENT.name, Code.PERMISSION_DENIED.name)
-_CLOCK_SKEW = Instrument(
-    "embed.clock.skew", "s", "the most that the clock was ahead of Kafka's records in the last minute"
-)
 _CALLS = (
     Instrument(
         "embed.calls.open", "{call}", "gRPC and HTTP calls in flight, those whose message has not arrived included"
@@ -85,6 +82,7 @@ class Totals:
     coalesced: float
     dead_letters: float
     lost: float
+    ahead: float
     commit_failures: float
 
 
@@ -99,18 +97,12 @@ class Metrics:
     ) -> None:
         """`slo_s`: the latency target; later replies are counted as violations."""
         self.recorder = Recorder(clock)
-        self.clock_skew_s: Callable[[], float] = float
         self._buffer = buffer
         self._slo_s = slo_s
         self._define_batches(buffer)
         self._define_requests(buffer)
         self._define_generation(buffer)
         self._define_brokers(buffer)
-
-    def watch_clock(self, skew_s: Callable[[], float]) -> None:
-        """Show how far the clock is ahead of Kafka's records; called on the reader's thread."""
-        self.clock_skew_s = skew_s
-        self._buffer.gauges((_CLOCK_SKEW,), lambda: {_CLOCK_SKEW: {(): skew_s()}})
 
     def watch_calls(self, held: Callable[[], tuple[int, int, int]]) -> None:
         """Show calls in flight, their bytes and open streams; called on the reader's thread."""
@@ -132,6 +124,7 @@ class Metrics:
             coalesced=self.coalesced.total,
             dead_letters=self.dead_letters.total,
             lost=self.records_lost.total,
+            ahead=self.records_ahead.total,
             commit_failures=self.commit_failures.total,
         )
 
@@ -290,6 +283,12 @@ class Metrics:
         )
         self.records_lost = buffer.counter(
             "embed.consumer.lost", "{record}", "records deleted before they were read, or in a corrupt batch", "topic"
+        )
+        self.records_ahead = buffer.counter(
+            "embed.consumer.ahead",
+            "{record}",
+            "records whose timestamp was more than 5 s in the future: they do not expire",
+            "topic",
         )
         self.corrupt_batches = buffer.counter(
             "embed.consumer.corrupt",

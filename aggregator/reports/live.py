@@ -37,7 +37,6 @@ from aggregator.scheduler.required_replicas import (
     required_replicas,
 )
 from aggregator.scheduler.work_item import Task
-from aggregator.sources.kafka.clock_skew import SKEW_LIMIT_S
 from protos.aggregator.v1 import aggregator_pb2 as pb
 
 _TIMEOUT_S = 1.0  # a loop that is silent for longer is worth a line on the page
@@ -152,7 +151,6 @@ class LiveFeed(Feed):
                 sum(each[-1] for each in partitions),
                 away=self._away(),
                 slow=self._is_slow(),
-                clock_skew_s=self._clock_skew_s(),
                 few_files=self._few_files,
             ),
         ]
@@ -175,10 +173,6 @@ class LiveFeed(Feed):
         saturated, paused = (sum(each) / len(self._states) for each in zip(*self._states, strict=True))
         core = self._busy.observe(now_s, time.thread_time())
         return Work(*tokens_by_place(self._models), saturated, paused, core)
-
-    def _clock_skew_s(self) -> float:
-        skew_s = self._metrics.clock_skew_s()
-        return skew_s if abs(skew_s) > SKEW_LIMIT_S else 0.0
 
     def _is_slow(self) -> bool:
         slos = [model_revision.slo for model_revision in self._models.in_service()]

@@ -91,7 +91,7 @@ def server_problems(troubles: Sequence[tuple[str, str, str]], scaling: Sequence[
 
 
 def other_problems(
-    recent: Totals, paused: int, *, away: Sequence[str], slow: bool, clock_skew_s: float, few_files: str = ""
+    recent: Totals, paused: int, *, away: Sequence[str], slow: bool, few_files: str = ""
 ) -> Iterator[Problem]:
     """What else is wrong. `recent`: counts of the last minute. `slow`: answers are later than the latency target."""
     for sentence in away:
@@ -109,7 +109,7 @@ def other_problems(
         (recent.refused, f"{recent.refused:,.0f} calls were refused {minute}", "The load exceeds the capacity"),
         (recent.expired, f"{recent.expired:,.0f} queries expired {minute}", "TokenbatchErrors"),
         (recent.commit_failures, f"{recent.commit_failures:,.0f} commits failed {minute}", "TokenbatchCommitsFail"),
-        (clock_skew_s, f"The clock differs from the records' clocks by {clock_skew_s:.0f} s", "TokenbatchClockSkew"),
+        (recent.ahead, f"{recent.ahead:,.0f} records were from the future {minute}", "TokenbatchClockSkew"),
         (few_files, few_files, "The load exceeds the capacity"),
     ):
         if count:

@@ -60,11 +60,7 @@ CASES = {
         {SPAN: level(30_000)}, {"namespace": "ns", "topic": "t", "partition": "0"}, {SPAN: level(500)}
     ),
     "TokenbatchCommitsFail": counter("embed_commit_failures_total", "", 2, 0.1),
-    "TokenbatchClockSkew": Case(
-        {f'embed_clock_skew_seconds{{{NS},pod="a"}}': level(-300)},
-        {"namespace": "ns"},
-        {f'embed_clock_skew_seconds{{{NS},pod="a"}}': level(-0.4)},
-    ),
+    "TokenbatchClockSkew": counter("embed_consumer_ahead_total", 'topic="t"', 5, 0),
     "TokenbatchRebalances": counter("embed_consumer_rebalances_total", 'pod="a"', 1, 0.1),
     "TokenbatchDeadLetters": counter("embed_dead_letters_total", 'code="INTERNAL"', 1, 0, code="INTERNAL"),
     "TokenbatchErrors": Case(

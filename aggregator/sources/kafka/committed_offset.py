@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 
 from aggregator.sources.kafka.records import NOWHERE, Header, Record, ReplyRoute
-
-_KEPT_ENDS = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -49,14 +46,13 @@ class CommittedOffset:
     Once fenced, its partition is revoked: completing a record has no effect, and the new owner processes the rest.
     """
 
-    __slots__ = ("_end", "_highest_completed", "_in_flight", "_log_ends", "fenced", "partition", "topic")
+    __slots__ = ("_end", "_highest_completed", "_in_flight", "fenced", "partition", "topic")
 
     def __init__(self, topic: str, partition: int, position: int) -> None:
         self.topic = topic
         self.partition = partition
         self.fenced = False
         self._in_flight: deque[InFlightRecord] = deque()
-        self._log_ends: deque[tuple[int, float]] = deque(maxlen=_KEPT_ENDS)
         self._end = position
         self._highest_completed = position - 1
 
@@ -99,14 +95,6 @@ class CommittedOffset:
         in_flight_records = self._in_flight
         while in_flight_records and in_flight_records[0].completed:
             in_flight_records.popleft()
-
-    def saw_log_end(self, offset: int, now_s: float) -> None:
-        """The log ended at `offset` at this time: records from there on were written later."""
-        self._log_ends.append((offset, now_s))
-
-    def written_after_s(self, offset: int) -> float:
-        """The latest time at which the record at `offset` was known not to exist yet; `-inf` if unknown."""
-        return max((seen_s for end, seen_s in self._log_ends if end <= offset), default=-inf)
 
     def fence(self) -> tuple[InFlightRecord, ...]:
         """End with the revocation of the partition; returns the records that are not completed."""

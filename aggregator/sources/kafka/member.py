@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -246,8 +245,6 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         fetched_ms, now_s = self.client.last_poll_timestamp(tp) or 0, self._loop.time()
         if records or fetched_ms != self._fetched_ms:
             self._fetched_ms, self._fetched_s = fetched_ms, now_s
-        if partition.read_to == partition.log_end:  # what comes next was written after that fetch
-            partition.committed_offset.saw_log_end(partition.read_to, now_s - max(0.0, time.time() - fetched_ms / 1000))
 
     def _note(self, error: Exception, asked: Sequence[Partition]) -> None:
         """Go back to what was kept last, as aiokafka drops good records with an error, and note which fault it is."""

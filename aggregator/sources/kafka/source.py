@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 from math import inf
@@ -14,7 +13,6 @@ from aggregator.observability.tracing import Tracing
 from aggregator.request.request import KAFKA, Backlog, Request
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.clock_skew import ClockSkew
 from aggregator.sources.kafka.codec import Refused, decode_all, decode_large, intakes, record_of
 from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.connection import prepare_topics
@@ -25,7 +23,7 @@ from aggregator.sources.kafka.large_records import LARGE_BYTES, Fetched, LargeRe
 from aggregator.sources.kafka.outcomes import Outcomes, check_reply_fits
 from aggregator.sources.kafka.records import Producer
 
-_LOG = logging.getLogger(__name__)
+_CLOCKS_AGREE_S = 5.0  # with NTP clocks differ by milliseconds; a record further in the future is by a wrong clock
 
 
 class KafkaSource:
@@ -74,8 +72,7 @@ class KafkaSource:
             tracing=tracing,
             clock=clock,
         )
-        self._skew = ClockSkew(_tell_doubt)
-        metrics.watch_clock(lambda: self._skew.shown_s(clock()))
+        self._metrics = metrics
         self._asked = {name: {intake.defaults.model} for name, intake in self._intakes.items()}
         self._stopped: frozenset[str] = frozenset()
         self._paused: frozenset[str] = frozenset()
@@ -114,7 +111,6 @@ class KafkaSource:
                 return ()
             with self._tracing.receive(in_flight_records[0].topic, len(in_flight_records)):
                 now_s, wall_s = self._clock(), self._wall_clock()
-                self._skew.read(in_flight_records, now_s, wall_s)
                 large = [
                     Fetched(in_flight, now_s, wall_s)
                     for in_flight in in_flight_records
@@ -147,6 +143,7 @@ class KafkaSource:
     def _take_on(self, requests: Sequence[Request], refused: list[Refused]) -> list[Request]:
         """Refuse requests whose reply could be too large; note which models the records of a topic ask for."""
         taken: list[Request] = []
+        wall_minus_monotonic_s = self._wall_clock() - self._clock()
         for request in requests:
             record = record_of(request)
             dimensions = self._dimensions(request.model)
@@ -158,7 +155,8 @@ class KafkaSource:
                     Refused(record, error, request.request_id, record.route, dead_letter=False, generates=generates)
                 )
                 continue
-            if request.deadline_s != inf and self._skew.doubts(record):
+            if record.timestamp / 1000 - wall_minus_monotonic_s > request.received_s + _CLOCKS_AGREE_S:
+                self._metrics.records_ahead.add(1, record.topic)
                 request.deadline_s = inf
             if dimensions is not None:  # the model is configured
                 self._asked[record.topic].add(request.model)
@@ -205,10 +203,3 @@ class KafkaSource:
         if paused != self._paused:
             self._paused = paused
             self._consumer.pause(paused)
-
-
-def _tell_doubt(skew_s: float) -> None:
-    if skew_s:
-        _LOG.warning("the clock is off the records' clocks; nothing expires by it", extra={"skew_s": round(skew_s, 1)})
-    else:
-        _LOG.info("the clock agrees with the records' again")

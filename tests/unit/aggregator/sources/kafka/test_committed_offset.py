@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 import pytest
 from hypothesis import settings
@@ -155,12 +154,3 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = pytest.mark.slow(AnyOrder.TestCase)
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-
-
-def test_only_the_last_three_ends_of_the_log_are_remembered() -> None:
-    committed_offset = CommittedOffset("questions", 0, 0)
-    for end in (10, 20, 30, 40):
-        committed_offset.saw_log_end(end, float(end))
-    assert committed_offset.written_after_s(45) == 40.0
-    assert committed_offset.written_after_s(20) == 20.0
-    assert committed_offset.written_after_s(19) == -inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from math import inf
@@ -11,6 +12,7 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 
+from aggregator.admission.routing import route_all
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
@@ -18,6 +20,7 @@ from aggregator.sources.kafka.codec import record_of
 from aggregator.sources.kafka.records import OutgoingRecord
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import reply_all
+from tests.support.faked_pipeline import FakedPipeline, new_engine
 from tests.support.kafka_source import KafkaSourceOverFakes
 from tests.support.records import FakeRecord
 from tests.support.virtual_time import in_virtual_time
@@ -340,17 +343,34 @@ async def test_only_topics_whose_large_records_wait_are_held_when_too_many_of_th
 
 
 @in_virtual_time
-async def test_nothing_expires_by_a_clock_that_is_off_the_records() -> None:
+async def test_only_a_record_from_the_future_never_expires() -> None:
     async with FakedSource().started() as faked:
-        expired = [("ce_expirytime", b"1970-01-01T00:00:00Z")]  # records are written at 0 s, by their own clock
-        faked.wall_ahead_s = -asyncio.get_running_loop().time()
-        deadlines: list[bool] = []
-        for seconds in (1, 100):
-            receiving = asyncio.create_task(faked.source.receive())
-            await asyncio.sleep(seconds)
+        expired = [("ce_expirytime", b"1970-01-01T00:00:00Z")]  # the time at which the records are written, by theirs
+        never: list[bool] = []
+        for behind_s in (4.0, 6.0):
+            faked.wall_ahead_s = -asyncio.get_running_loop().time() - behind_s
             faked.kafka.append(OutgoingRecord("in", 0, b"k", REQUEST, expired))
-            deadlines += [request.deadline_s == inf for request in await receiving]
-        assert deadlines == [False, True]
+            never += [request.deadline_s == inf for request in await faked.source.receive()]
+        assert never == [False, True]
+        assert faked.counted("embed.consumer.ahead") == {"in": 1}
+
+
+@in_virtual_time
+async def test_a_clock_an_hour_ahead_expires_a_backlog_in_words() -> None:
+    """Nothing in a record tells a wrong clock from an hour in the topic; the answer names how late, by which clock."""
+    valid = [("ce_expirytime", b"1970-01-01T00:02:00Z")]  # for two minutes from when they are written, at 0 s
+    async with FakedSource().started() as faked:
+        for _ in range(250):
+            faked.kafka.append(OutgoingRecord("in", 0, b"k", REQUEST, valid))
+        faked.wall_ahead_s = 3600.0 - asyncio.get_running_loop().time()
+        requests = await faked.source.receive()
+        models = FakedPipeline(new_engine()).pipeline.models
+        routed = route_all(requests, models, asyncio.get_running_loop().time())
+        await reply_all(faked.source, routed.refused)
+        answers = [pb.EmbedResponse.FromString(reply.value or b"").status for reply in faked.written("out")]
+        late = re.compile(r"the deadline passed 3,48\d\.\d s before the request arrived, by the aggregator's clock")
+        assert len(answers) == routed.expired == 250
+        assert all(each.code == Code.DEADLINE_EXCEEDED and late.fullmatch(each.message) for each in answers)
 
 
 @in_virtual_time
