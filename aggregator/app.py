@@ -133,7 +133,7 @@ class Aggregator:
             KafkaConsumer(settings.kafka, on_fenced, self._metrics),
             KafkaProducer(settings.kafka),
             trusts_tenant=not settings.grpc.authentication.required,
-            dimensions=lambda name: self._models.dimensions(name) if name in self._models else None,
+            known=self._models.__contains__,
             metrics=self._metrics,
             tracing=tracing,
         )

@@ -179,9 +179,6 @@ class KafkaSettings(Group):
     group_id: str = Field(default="tokenbatch", description="consumer group")
     create_topics: bool = Field(default=False, description="create missing topics at start")
     partitions: PositiveInt = Field(default=8, description="partitions of each topic that is created")
-    max_reply_bytes: PositiveInt = Field(
-        default=900_000, description="a request whose reply could be larger is refused"
-    )
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         default="PLAINTEXT", description="as Kafka's security.protocol"
     )

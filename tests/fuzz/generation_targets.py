@@ -13,7 +13,7 @@ from aggregator.replicas.generate_call import GenerateCall
 from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.codec import Refused, decode, intakes
-from aggregator.sources.kafka.outcomes import check_reply_fits, encode_refusal, encode_replies
+from aggregator.sources.kafka.outcomes import encode_refusal, encode_replies
 from protos.generation.v1 import generation_pb2 as pb
 from protos.generation.v1.generation_pb2 import TokenLogprobs
 from protos.modelserver.v1 import modelserver_pb2
@@ -39,8 +39,6 @@ def _take(value: bytes, *headers: tuple[str, bytes]) -> Request | Refused:
         return taken
     assert taken.generation is not None, "A generation request has no generation."
     assert taken.inputs[0] or taken.generation.messages, "There is no input."
-    with contextlib.suppress(RequestError):
-        check_reply_fits(taken, 0, 900_000)
     taken.fail(_FAILURE)
     encode_replies([taken], "g", 1.0)
     return taken

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka import faults as kafka_faults
 from aggregator.sources.kafka.codec import Refused, decode, intakes
 from aggregator.sources.kafka.dead_letters import DeadLetter
-from aggregator.sources.kafka.outcomes import check_reply_fits, encode_refusal, encode_replies
+from aggregator.sources.kafka.outcomes import encode_refusal, encode_replies
 from tests.fuzz.target import Cut, Target
 from tests.support.fake_source import KAFKA
 from tests.support.records import in_flight_of
@@ -45,8 +44,6 @@ def _take(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Request 
     else:
         assert len(taken.inputs) == len(taken.outcomes) > 0, "A request has lost an input."
         assert taken.request_id, "A request has no id."
-        with contextlib.suppress(RequestError):
-            check_reply_fits(taken, 384, 900_000)
         taken.fail(_FAILURE)
         encode_replies([taken], "g")
         message, code = _FAILURE.message, _FAILURE.code

@@ -24,13 +24,11 @@ class KafkaSourceOverFakes:
         self.producer = FakeProducer(self.kafka)
         self.buffer = MetricsBuffer()
         self.wall_ahead_s = 0.0
-        self.dimensions: int | None = 0
         self.source = KafkaSource(
             settings,
             "m",
             self.consumer,
             self.producer,
-            dimensions=lambda _: self.dimensions,
             metrics=Metrics(self.buffer),
             tracing=Tracing(),
             clock=lambda: asyncio.get_running_loop().time(),

@@ -110,12 +110,6 @@ async def check(settings: KafkaSettings, timeout_s: float) -> Sequence[str]:
             )
         if partitions.get(dead, 0) < partitions.get(topic.name, 0) and dead in partitions:
             warnings.append(f"kafka: {dead} has fewer partitions than {topic.name}")
-    warnings += [
-        f"kafka: max.message.bytes of {name} is {limits[name]}: lower"
-        f" kafka.max_reply_bytes ({settings.max_reply_bytes}) to it, or large replies become dead letters"
-        for name in settings.reply_topics
-        if limits.get(name, settings.max_reply_bytes) < settings.max_reply_bytes
-    ]
     return warnings
 
 

@@ -6,7 +6,6 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from aiokafka.errors import (
     MessageSizeTooLargeError,
@@ -16,12 +15,10 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
-from aggregator.errors import Code, InvalidRequest
+from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics, Unwritten
 from aggregator.observability.tracing import Tracing
-from aggregator.request.generated_text import GeneratedText
 from aggregator.request.request import KAFKA, Failure, Request
-from aggregator.request.vector import vector_bytes
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.codec import Refused, record_of, reply_id
 from aggregator.sources.kafka.committed_offset import InFlightRecord
@@ -36,11 +33,6 @@ _UNWRITTEN: dict[type[Exception], Unwritten] = {
     MessageSizeTooLargeError: Unwritten.TOO_LARGE,
     RecordTooLargeError: Unwritten.TOO_LARGE,
 }
-_ENVELOPE_BYTES = 1024
-"""For everything in a reply that does not grow with the request: ids, timings, revision, record framing."""
-_FAILURE_BYTES = 256
-_TOKEN_BYTES, _ID_BYTES, _LOGPROB_BYTES = 8, 5, 32
-"""Of a generated token: its characters, usually; its id; and one alternative in its logprobs, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +108,8 @@ class Outcomes:
         self.metrics.replies_unwritten.add(1, reason)
         why = f"the reply could not be written to {reply.topic}: {type(error).__name__}"
         curable = reason is not Unwritten.TOO_LARGE
+        if not curable:
+            why += f" of {len(reply.value or b'')} bytes; raise that topic's max.message.bytes, or ask for less at once"
         letter = DeadLetter(in_flight, Code.INTERNAL, why, reply=reply if curable else None)
         self.dead_letters.add(letter)
         return letter
@@ -145,46 +139,3 @@ def encode_refusal(refused: Refused, group_id: str) -> OutgoingRecord:
     failure = Failure.of(refused.error)
     value = encode_failure(refused.request_id, failure, identity, generates=refused.generates, as_json=route.json)
     return OutgoingRecord(route.topic, route.partition, record.key, value, route.headers)
-
-
-def check_reply_fits(request: Request, dimensions: int, max_reply_bytes: int) -> None:
-    """Refuse a request whose reply could be larger than `max_reply_bytes`; `dimensions` are its model's.
-
-    Raises InvalidRequest.
-    """
-    record = record_of(request)
-    route = record.route
-    if request.generation is not None:
-        _check_generation_fits(request.generation, max_reply_bytes)
-        return
-    count = len(request.inputs)
-    each = _most_bytes_each(request.options.dimensions or dimensions, request.options.encoding, route.json)
-    echoed = len(record.key or b"")
-    for name, value in route.headers:
-        echoed += len(name) + len(value or b"") + 8
-    request_id = (6 if route.json else 4) * len(request.request_id)  # "\\u0001" in JSON, a letter of UTF-8
-    most = _ENVELOPE_BYTES + request_id + echoed + count * each
-    if most > max_reply_bytes:
-        raise InvalidRequest(
-            f"the reply to {count} inputs could have {most} bytes: at most {max_reply_bytes} are sent;"
-            " ask for fewer inputs, fewer dimensions or a smaller encoding"
-        )
-
-
-def _check_generation_fits(asked: GeneratedText, max_reply_bytes: int) -> None:
-    sampling = asked.sampling
-    each = _TOKEN_BYTES + _ID_BYTES * asked.include_token_ids
-    if sampling.HasField("logprobs"):
-        each += _LOGPROB_BYTES * (sampling.logprobs + 1)
-    most = _ENVELOPE_BYTES + sampling.max_tokens * each
-    if most > max_reply_bytes:
-        raise InvalidRequest(
-            f"the reply of {sampling.max_tokens} tokens could have {most} bytes: at most {max_reply_bytes} are sent;"
-            " ask for fewer tokens or fewer logprobs"
-        )
-
-
-@lru_cache(maxsize=256)
-def _most_bytes_each(dimensions: int, encoding: int, as_json: bool) -> int:  # noqa: FBT001 - quicker by position
-    each = max(vector_bytes(dimensions, encoding) + 48, _FAILURE_BYTES)
-    return each * 4 // 3 + 160 if as_json else each

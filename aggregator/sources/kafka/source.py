@@ -7,20 +7,19 @@ import time
 from collections.abc import Callable, Sequence
 from math import inf
 
-from aggregator.errors import InvalidRequest
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import KAFKA, Backlog, Request
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.codec import Refused, decode_all, decode_large, intakes, record_of
+from aggregator.sources.kafka.codec import decode_all, decode_large, intakes, record_of
 from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.connection import prepare_topics
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.dead_letters import DeadLetters
 from aggregator.sources.kafka.deltas import Deltas
 from aggregator.sources.kafka.large_records import LARGE_BYTES, Fetched, LargeRecords, size_bytes
-from aggregator.sources.kafka.outcomes import Outcomes, check_reply_fits
+from aggregator.sources.kafka.outcomes import Outcomes
 from aggregator.sources.kafka.records import Producer
 
 _CLOCKS_AGREE_S = 5.0  # with NTP clocks differ by milliseconds; a record further in the future is by a wrong clock
@@ -43,15 +42,15 @@ class KafkaSource:
         producer: Producer,
         *,
         trusts_tenant: bool = True,
-        dimensions: Callable[[str], int | None] = lambda _: 0,
+        known: Callable[[str], bool] = lambda _: True,
         metrics: Metrics,
         tracing: Tracing,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`dimensions`: of the vectors of a model, None if it is not configured."""
+        """`known`: whether a model is configured."""
         self._settings = settings
-        self._dimensions = dimensions
+        self._known = known
         self._intakes = intakes(settings, self, default_model, trusts_tenant=trusts_tenant)
         self._consumer = consumer
         self._producer = producer
@@ -121,7 +120,7 @@ class KafkaSource:
                         in_flight for in_flight in in_flight_records if size_bytes(in_flight) < LARGE_BYTES
                     ]
                 requests, refused = await decode_all(in_flight_records, self._intakes, received_s=now_s, wall_s=wall_s)
-                requests = self._take_on(requests, refused)
+                self._take_on(requests)
             if refused:
                 self._refusing = asyncio.create_task(self._outcomes.refuse(refused), name="refuse records")
             self._large.put(large)
@@ -133,36 +132,24 @@ class KafkaSource:
         while fetched := await self._large.take():
             live = [each for each in fetched if not each.in_flight.committed_offset.fenced]
             requests, refused = await decode_large(live, self._intakes)
-            requests = self._take_on(requests, refused)
+            self._take_on(requests)
             if refused:
                 await self._outcomes.refuse(refused)
             if requests:
                 return requests
         return ()
 
-    def _take_on(self, requests: Sequence[Request], refused: list[Refused]) -> list[Request]:
-        """Refuse requests whose reply could be too large; note which models the records of a topic ask for."""
-        taken: list[Request] = []
+    def _take_on(self, requests: Sequence[Request]) -> None:
+        """Note which models the records of a topic ask for, whose deltas to write, and what is from the future."""
         wall_minus_monotonic_s = self._wall_clock() - self._clock()
         for request in requests:
             record = record_of(request)
-            dimensions = self._dimensions(request.model)
-            try:
-                check_reply_fits(request, dimensions or 0, self._settings.max_reply_bytes)
-            except InvalidRequest as error:
-                generates = request.generation is not None
-                refused.append(
-                    Refused(record, error, request.request_id, record.route, dead_letter=False, generates=generates)
-                )
-                continue
             if record.timestamp / 1000 - wall_minus_monotonic_s > request.received_s + _CLOCKS_AGREE_S:
                 self._metrics.records_ahead.add(1, record.topic)
                 request.deadline_s = inf
-            if dimensions is not None:  # the model is configured
+            if self._known(request.model):
                 self._asked[record.topic].add(request.model)
                 self._deltas.follow(request)
-            taken.append(request)
-        return taken
 
     def pause(self, away: Callable[[str, Task], bool], full: Callable[[str, Priority], bool]) -> None:
         self._stopped = frozenset(

@@ -13,17 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.errors import Code, InvalidRequest, Undecodable
-from aggregator.request.generated_text import GeneratedText
 from aggregator.request.request import Failure, Options, Outcome, Request
 from aggregator.request.vector import CompletedBatch, Vector
 from aggregator.sources.kafka.codec import Refused, record_of, reply_id
 from aggregator.sources.kafka.dead_letters import DeadLetter
-from aggregator.sources.kafka.outcomes import check_reply_fits, encode_refusal, encode_replies
+from aggregator.sources.kafka.outcomes import encode_refusal, encode_replies
 from aggregator.sources.kafka.records import Header, OutgoingRecord, ReplyRoute
 from aggregator.sources.messages import JSON, PROTOBUF
 from aggregator.sources.response import response
 from protos.embedding.v1 import embedding_pb2 as pb
-from protos.generation.v1.generation_pb2 import Sampling
 from tests.support.fake_source import KAFKA, any_request
 from tests.support.records import in_flight_of
 
@@ -144,20 +142,6 @@ def test_a_refused_record_is_answered_with_its_code(*, as_json: bool) -> None:
     assert (reply.topic, reply.partition, reply.key, reply.headers) == ("replies", 5, b"key", route.headers)
 
 
-def size_of(record: OutgoingRecord) -> int:
-    headers = sum(len(name) + len(content) for name, content in record.headers)
-    return len(record.value or b"") + len(record.key or b"") + headers
-
-
-@given(REQUESTS, st.integers(0, 20_000))
-def test_a_reply_that_was_let_in_fits(request: Request, limit: int) -> None:
-    try:
-        check_reply_fits(request, DIMENSIONS, limit)
-    except InvalidRequest:
-        return
-    assert size_of(encode_replies([request], GROUP)[0]) <= limit
-
-
 def buried(
     value: bytes | None, headers: list[Header], key: bytes | None = b"key", *, omit: bool = False
 ) -> OutgoingRecord:
@@ -204,72 +188,6 @@ def test_a_value_too_large_for_the_dead_letter_topic_leaves_its_digest() -> None
     assert headers["dlt-value-sha256"] == hashlib.sha256(value).hexdigest().encode()
 
 
-def fits(request: Request, limit: int, dimensions: int = DIMENSIONS) -> bool:
-    try:
-        check_reply_fits(request, dimensions, limit)
-    except InvalidRequest:
-        return False
-    return True
-
-
-def least_limit(request: Request, dimensions: int = DIMENSIONS) -> int:
-    """The smallest limit under which a request is let in."""
-    low, high = 0, 1 << 30
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(request, middle, dimensions) else (middle + 1, high)
-    return low
-
-
-@pytest.mark.parametrize("json", [False, True])
-@pytest.mark.parametrize("size", [0, 50_000])
-def test_what_a_reply_echoes_is_allowed_for(size: int, *, json: bool) -> None:
-    many = tuple((f"header-{number}", b"v" * size) for number in range(4))
-    request = request_of([Vector(batch_of(), 0, 3, 0.5)], json=json, headers=many)
-    record_of(request).key = b"k" * size
-    room = least_limit(request) - size_of(encode_replies([request], GROUP)[0])
-    assert 0 <= room <= 2000
-
-
-@pytest.mark.parametrize("json", [False, True])
-@pytest.mark.parametrize("encoding", [pb.ENCODING_FLOAT32, pb.ENCODING_FLOAT16, pb.ENCODING_INT8, pb.ENCODING_BINARY])
-def test_no_more_room_is_asked_for_than_large_vectors_take(encoding: int, *, json: bool) -> None:
-    count, dimensions = 200, 4096
-    of_batch = CompletedBatch("b", "small", "r1", 0, np.ones((1, dimensions), np.float32), 0.001, 0.02)
-    outcomes: list[Outcome | None] = [Vector(of_batch, 0, 10_000, 0.5)] * count
-    request = request_of(outcomes, Options(encoding=encoding), json=json)
-    size = size_of(encode_replies([request], GROUP)[0])
-    assert size <= least_limit(request, dimensions) <= 1.05 * size + 1024 + 200 * count
-
-
-def test_what_just_fits_is_let_in() -> None:
-    request = request_of([None] * 100)
-    with pytest.raises(InvalidRequest) as told:
-        check_reply_fits(request, 384, 0)
-    limit = least_limit(request, 384)
-    assert f"could have {limit} bytes" in str(told.value)
-    assert fits(request, limit, 384)
-    assert not fits(request, limit - 1, 384)
-
-
-def test_what_the_reply_with_a_text_could_hold_grows_with_its_tokens_their_ids_and_log_probabilities() -> None:
-    def least(max_tokens: int, *, ids: bool = False, **sampling: Any) -> int:
-        request = request_of([None])
-        request.generation = GeneratedText(Sampling(max_tokens=max_tokens, **sampling), include_token_ids=ids)
-        limit = least_limit(request)
-        with pytest.raises(InvalidRequest, match=f"the reply of {max_tokens} tokens could have {limit} bytes"):
-            check_reply_fits(request, DIMENSIONS, limit - 1)
-        return limit
-
-    variants: list[dict[str, Any]] = [{}, {"ids": True}, *({"logprobs": n} for n in range(3))]
-    each, with_id, *with_logprobs = (least(11, **more) - least(10, **more) for more in variants)
-    assert least(20) - least(10) == 10 * each
-    assert 2 * least(10) > least(20) > 20 * each
-    logprob = with_logprobs[0] - each
-    assert with_logprobs == [each + logprob * (n + 1) for n in range(3)]
-    assert min(with_id - each, logprob) > 0
-
-
 def test_key_and_headers_are_left_out_of_a_dead_letter_only_where_they_are_too_large_together() -> None:
     for size, kept in ((32 * 1024 - 2, True), (32 * 1024 - 1, False)):
         letter = buried(b"v", [("x", b"h" * (size - 1000))], b"k" * 1001, omit=True)
@@ -297,13 +215,3 @@ def test_a_refused_record_s_id_is_cut_to_1024_characters_and_no_sooner() -> None
         answer = pb.EmbedResponse.FromString(encode_refusal(refused, GROUP).value or b"")
         assert len(answer.request_id) == told
         assert answer.reply_id == reply_id(in_flight, "i" * length, GROUP)
-
-
-@pytest.mark.parametrize(("json", "bytes_each"), [(False, 385 * 4 + 48), (True, (385 * 4 + 48) * 4 // 3 + 160)])
-def test_the_room_for_a_reply_grows_with_its_vectors_and_with_what_it_echoes(*, json: bool, bytes_each: int) -> None:
-    def least(count: int, header: bytes | None = None) -> int:
-        headers = () if header is None else (("tracestate", header),)
-        return least_limit(request_of([None] * count, json=json, headers=headers), 385)
-
-    assert least(7) - least(3) == 4 * bytes_each
-    assert least(3, b"value") - least(3) == len("tracestate") + len("value") + 8

@@ -374,16 +374,22 @@ async def test_a_clock_an_hour_ahead_expires_a_backlog_in_words() -> None:
 
 
 @in_virtual_time
-async def test_a_request_whose_reply_could_be_too_large_is_refused_and_its_neighbour_received() -> None:
+async def test_a_reply_too_large_for_its_topic_becomes_a_dead_letter_and_its_neighbour_is_answered() -> None:
     async with FakedSource().started() as faked:
-        faked.dimensions = 1_000_000
-        faked.kafka.append(OutgoingRecord("in", 0, b"large", REQUEST, []))
-        small = pb.EmbedRequest(request_id="small", inputs=[pb.Input(text="a")], dimensions=4).SerializeToString()
-        faked.kafka.append(OutgoingRecord("in", 0, b"small", small, []))
-        (request,) = await faked.source.receive()
-        assert request.request_id == "small"
+        faked.kafka.max_message_bytes = 2000
+        value = pb.EmbedRequest(request_id="q", inputs=[pb.Input(text="a")]).SerializeToString()
+        for key in (b"large", b"small"):
+            faked.kafka.append(OutgoingRecord("in", 0, key, value, []))
+        large, small = await faked.source.receive()
+        large.fail(Failure(Code.OUT_OF_RANGE, "x" * 3000))
+        small.fail(Failure(Code.OUT_OF_RANGE, "too long"))
+        await reply_all(faked.source, [large, small])
+        await faked.source.delivered()
         await asyncio.sleep(1)
-        (reply,) = faked.written("out")
-        answer = pb.EmbedResponse.FromString(reply.value or b"")
-        assert (answer.request_id, answer.status.code) == ("q", Code.INVALID_ARGUMENT)
-        assert "ask for fewer inputs, fewer dimensions" in answer.status.message
+        assert [reply.key for reply in faked.written("out")] == [b"small"]
+        assert (large.code, small.code) == (Code.INTERNAL, Code.OUT_OF_RANGE)
+        assert faked.letter()["dlt-error-message"] == (
+            "the reply could not be written to out: MessageSizeTooLargeError of 6059 bytes;"
+            " raise that topic's max.message.bytes, or ask for less at once"
+        )
+        assert faked.kafka.committed[IN] == 2
