@@ -20,7 +20,6 @@ _MARKS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
 """What becomes one or more Python objects: a string, an object, an array."""
 _MARKS_PER_INPUT = 5  # {"tokenIds": {"ids": []}}
 _OTHER_MARKS = 4096  # a request has fewer than 64 besides its inputs; the rest is for ids that are written as strings
-_ID = re.compile(rb'(?<!\\)"request(?:Id|_id)"\s*:\s*("[^"\\]*+(?:\\.[^"\\]*+)*+")', re.DOTALL)
 _FIELDS = {name: field for field in pb.EmbedRequest.DESCRIPTOR.fields for name in (field.name, field.json_name)}
 _TOKEN_IDS = frozenset({"tokenIds", "token_ids"})
 _WRONG = "the value is not an EmbedRequest in JSON"
@@ -45,15 +44,6 @@ def parse(value: bytes, max_inputs: int) -> pb.EmbedRequest:
     if len(value) > MAX_TOKEN_IDS and sum(len(each.token_ids.ids) for each in message.inputs) > MAX_TOKEN_IDS:
         raise InvalidRequest(f"more than {MAX_TOKEN_IDS} token ids: send fewer in one request")
     return message
-
-
-def request_id(value: bytes) -> str:
-    """The id of a request that cannot be decoded, for its sender; empty if none can be found."""
-    found = _ID.search(value)
-    try:
-        return json.loads(found[1]).encode(errors="replace").decode() if found else ""
-    except ValueError:
-        return ""
 
 
 def _check_size(value: bytes, max_inputs: int) -> None:

@@ -130,13 +130,6 @@ def request_of(
     return request
 
 
-def found_id(value: bytes | None, content_type: bytes) -> str:
-    """The id of a request that cannot be decoded, for its sender; empty if none can be found."""
-    if content_type is JSON:
-        return json_codec.request_id(value or b"")
-    return parsing.head(value or b"").request_id if content_type is PROTOBUF else ""
-
-
 def encode(request: Request, reply_id: str, now_s: float, *, as_json: bool) -> bytes:
     """The reply to a completed request; `now_s`: when its generation, if it is one, was complete."""
     try:

@@ -25,7 +25,6 @@ from aggregator.sources.messages import (
     PROTOBUF,
     content_type_of,
     defaults_of,
-    found_id,
     message_of,
     permitted,
     request_of,
@@ -169,7 +168,8 @@ def _decode_any(
 
 def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall_s: float) -> Request | Refused:
     """Decode a record, which gets its route; a request without an id gets one, the same in a replay."""
-    content_type, ce_id = PROTOBUF, ""
+    content_type = PROTOBUF
+    given_id = f"{in_flight.topic}-{in_flight.partition}-{in_flight.offset}"
     found: Mapping[str, bytes] = {}
     message: pb.EmbedRequest | GenerateRequest | None = None
     route: ReplyRoute | None = None
@@ -182,14 +182,14 @@ def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall
                 route = ReplyRoute(
                     route.topic, route.partition, json=True, headers=[("content-type", JSON), *route.headers[1:]]
                 )
-            ce_id = _text(found, "ce_id")
+            given_id = _text(found, "ce_id") or given_id
         else:
             route = intake.route
         in_flight.route = route
         limits = intake.max_record_bytes, intake.defaults.max_inputs
         message = message_of(in_flight.value, content_type, *limits, generates=intake.generates)
         if not message.request_id:
-            message.request_id = ce_id or f"{in_flight.topic}-{in_flight.partition}-{in_flight.offset}"
+            message.request_id = given_id
         deadline_s = _deadline_s(found, received_s - wall_s) if found else inf
         request = request_of(
             message,
@@ -203,7 +203,7 @@ def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall
         request.redriven = REDRIVES in found
         return request
     except RequestError as error:
-        request_id = message.request_id if message is not None else ce_id or found_id(in_flight.value, content_type)
+        request_id = message.request_id if message is not None else given_id
         kept = route is None or message is None
         return Refused(in_flight, error, request_id, route, dead_letter=kept, generates=intake.generates)
 

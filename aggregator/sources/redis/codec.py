@@ -87,16 +87,16 @@ def decode(entry: Entry, *, received_s: float, wall_s: float) -> Request | None:
     """
     intake, value = entry.intake, entry.fields.get(b"value")
     message: pb.EmbedRequest | GenerateRequest | None = None
-    content_type, request_id, generates = PROTOBUF, "", intake.task is Task.GENERATE
+    given_id, generates = f"{intake.stream}-{entry.entry_id.decode()}", intake.task is Task.GENERATE
     try:
         entry.reply_to = _reply_to(entry)
-        request_id = entry.text(b"request_id")
+        given_id = entry.text(b"request_id") or given_id
         content_type = messages.content_type_of(entry.text(b"content-type"))
         entry.json = content_type is not PROTOBUF
         deadline_s = _expire_s(entry) + received_s - wall_s
         limits = MAX_BYTES, intake.defaults.max_inputs
         message = messages.message_of(value, content_type, *limits, generates=generates)
-        message.request_id = message.request_id or request_id or f"{intake.stream}-{entry.entry_id.decode()}"
+        message.request_id = message.request_id or given_id
         return messages.request_of(
             message,
             intake.defaults,
@@ -108,11 +108,11 @@ def decode(entry: Entry, *, received_s: float, wall_s: float) -> Request | None:
         )
     except RequestError as error:
         refused = error
-        request_id = message.request_id if message is not None else request_id or messages.found_id(value, content_type)
     except Exception as error:  # noqa: BLE001 - one entry must not stop all others, each time that it is taken over
         # Its traceback stays out of the log, as it may quote the text.
         _LOG.error("cannot decode an entry", extra={"stream": intake.stream, "error": type(error).__name__})
         refused = Undecodable("the entry cannot be read")
+    request_id = message.request_id if message is not None else given_id
     entry.refused = refused.code
     if not entry.reply_to or message is None:
         entry.letter = refused.code, str(refused)

@@ -123,14 +123,11 @@ def test_an_input_that_is_written_otherwise_is_read_by_protobuf_s_rules(item: An
         b'{"requestId": "mine"' + b"[" * 900_000,
     ],
 )
-def test_more_than_can_be_is_refused_before_it_is_parsed_and_under_its_id(
-    monkeypatch: pytest.MonkeyPatch, value: bytes
-) -> None:
+def test_more_than_can_be_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch, value: bytes) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(json, "loads", None)
         with pytest.raises(InvalidRequest, match="at most 8 inputs are taken"):
             json_codec.parse(value, MAX_INPUTS)
-    assert json_codec.request_id(value) == "mine"
 
 
 def test_too_many_inputs_are_counted() -> None:
@@ -150,22 +147,6 @@ def test_ids_that_are_written_otherwise_are_taken_only_in_small_numbers() -> Non
     assert list(parse(asking(4096)).inputs[0].token_ids.ids) == [7] * 4096
     with pytest.raises(InvalidRequest, match=r"inputs\[0\].tokenIds.ids must hold whole numbers"):
         parse(asking(4097))
-
-
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [
-        (b'{"requestId": "a b"}', "a b"),
-        (b'{"inputs": [{"text": "\\"requestId\\": \\"x\\""}], "request_id" : "y\\"z"}', 'y"z'),
-        (b'{"requestId": "\\ud800"}', "?"),
-        (b'{"requestId": 7}', ""),
-        (b'{"requestId": "never ends', ""),
-        (b'{"requestId": "\xff"}', ""),
-        (b"", ""),
-    ],
-)
-def test_the_id_of_what_is_no_request_is_found_where_there_is_one(value: bytes, found: str) -> None:
-    assert json_codec.request_id(value) == found
 
 
 def test_token_ids_of_all_inputs_together_are_bounded_as_in_protobuf() -> None:
