@@ -45,7 +45,6 @@ async def test_limits_that_fit_badly_are_told(shared: RealCluster) -> None:
     warnings = "\n".join(await check(settings_of(shared, requests), 10))
     assert f"max.message.bytes of {requests}-dlt is 2000001" in warnings
     assert f"{requests}-dlt has fewer partitions" in warnings
-    assert f"max.message.bytes of {requests}.replies is 100000" in warnings
 
 
 async def test_limits_that_fit_are_not_mentioned(shared: RealCluster) -> None:
