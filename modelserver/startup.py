@@ -66,7 +66,7 @@ class EngineStart:
             warm_up(choice.engine)
             self._share_threads(choice)
             if self.facts is None:
-                self.profile = had_profile(choice.engine, self.settings, self.files)
+                self.profile = load_profile(choice.engine, self.settings, self.files)
         self.facts = choice.engine.facts
         return choice.engine
 
@@ -90,7 +90,7 @@ class EngineStart:
                 self.cost = _step_cost(self.settings, engine)
                 _log.info("measured the steps", extra={"stage": "profile", **asdict(self.cost)})
                 if embeds:
-                    self.profile = had_profile(EmbeddingsAlone(engine), self.settings, self.files)
+                    self.profile = load_profile(EmbeddingsAlone(engine), self.settings, self.files)
         self.facts = engine.facts
         return engine
 
@@ -133,7 +133,7 @@ def _step_cost(settings: ModelServerSettings, engine: Generator) -> StepCost:
     return measure_cost(engine)
 
 
-def had_profile(engine: Measurable, settings: ModelServerSettings, files: ModelFiles) -> Profile | None:
+def load_profile(engine: Measurable, settings: ModelServerSettings, files: ModelFiles) -> Profile | None:
     """The supplied profile, else the cached one, else one measured now (and cached); None where it is switched off.
 
     A synthetic engine's is known without. Raises CannotStart for a supplied profile that belongs to something else.

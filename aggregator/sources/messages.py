@@ -109,7 +109,7 @@ def message_of(
         raise Undecodable("the value is not UTF-8 text") from None
 
 
-def request_of(
+def decode_request(
     message: pb.EmbedRequest | GenerateRequest,
     defaults: Defaults,
     origin: Origin,

@@ -97,7 +97,7 @@ class Published:
 
     def _own(self, model: str) -> float:
         figure = self._figure(model)
-        if not figure.knows_what_for:
+        if not figure.saw_scale_up:
             raise StaleInputError(f"this replica does not know why the pending pods of {model} were asked for")
         return figure.required_replicas
 
@@ -113,4 +113,4 @@ class Published:
         of_peers = self.of_peers.get(model)
         if of_peers is None:
             return figure.required_replicas
-        return max(figure.required_replicas, of_peers) if figure.knows_what_for else of_peers
+        return max(figure.required_replicas, of_peers) if figure.saw_scale_up else of_peers

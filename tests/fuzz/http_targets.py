@@ -19,7 +19,7 @@ from aggregator.sources.http.calls import HttpCall
 from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, failed_input
 from aggregator.sources.http.errors import described
 from aggregator.sources.http.generation import DONE, GenerationReader, HttpGenerationCall, Writer
-from aggregator.sources.messages import request_of
+from aggregator.sources.messages import decode_request
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.embedding.v1.embedding_pb2 import EmbedRequest
 from protos.generation.v1 import generation_pb2 as pb
@@ -77,7 +77,7 @@ def _call(kind: type[HttpCall | HttpGenerationCall]) -> Call:
 
 def _parsed(message: EmbedRequest | pb.GenerateRequest, call: Call) -> Request:
     times = {"received_s": 0.0, "wall_s": 1000.0, "deadline_s": inf}
-    return request_of(message, _IDENTITY.defaults, call, **times, traceparent=None)
+    return decode_request(message, _IDENTITY.defaults, call, **times, traceparent=None)
 
 
 def check_embeddings(data: bytes) -> None:

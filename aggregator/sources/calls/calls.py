@@ -23,7 +23,7 @@ from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.calls.callers import Authentication, Callers, Identity, tenant_holder
 from aggregator.sources.calls.load import Holders, Load, Room
 from aggregator.sources.calls.models import ServedModels
-from aggregator.sources.messages import request_of
+from aggregator.sources.messages import decode_request
 from aggregator.sources.parsing import SMALL_BYTES, decode
 from protos.embedding.v1.embedding_pb2 import EmbedRequest
 from protos.generation.v1.generation_pb2 import GenerateRequest
@@ -251,7 +251,7 @@ class Calls:
 
 def _request_in(*asked: *_Asked) -> Request:
     read, data, identity, call, received_s, wall_s, deadline_s = asked
-    return request_of(
+    return decode_request(
         read(data, identity, call),
         identity.defaults,
         call,

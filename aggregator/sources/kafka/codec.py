@@ -24,10 +24,10 @@ from aggregator.sources.messages import (
     MAX_BYTES,
     PROTOBUF,
     content_type_of,
+    decode_request,
     defaults_of,
     message_of,
     permitted,
-    request_of,
 )
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest
@@ -191,7 +191,7 @@ def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall
         if not message.request_id:
             message.request_id = given_id
         deadline_s = _deadline_s(found, received_s - wall_s) if found else inf
-        request = request_of(
+        request = decode_request(
             message,
             intake.defaults,
             in_flight,

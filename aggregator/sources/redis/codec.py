@@ -97,7 +97,7 @@ def decode(entry: Entry, *, received_s: float, wall_s: float) -> Request | None:
         limits = MAX_BYTES, intake.defaults.max_inputs
         message = messages.message_of(value, content_type, *limits, generates=generates)
         message.request_id = message.request_id or given_id
-        return messages.request_of(
+        return messages.decode_request(
             message,
             intake.defaults,
             entry,

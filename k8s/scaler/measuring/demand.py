@@ -108,7 +108,7 @@ class Demand:
         return _past_tolerance(self._peak(self._required(load, now_s), now_s), load.replicas)
 
     @property
-    def knows_what_for(self) -> bool:
+    def saw_scale_up(self) -> bool:
         """False while pods are pending that were asked for before the first round."""
         return self._held is not None
 
@@ -119,7 +119,7 @@ class Demand:
         speed = self._pod_tokens_per_s
         if speed is not None:
             required = factor * self._formula(load, backlog, speed)
-            if not self.knows_what_for:  # the backlog may ask for these pods, but not for more
+            if not self.saw_scale_up:  # the backlog may ask for these pods, but not for more
                 without_backlog = self._formula(load, 0.0, speed)
                 return max(without_backlog, min(required, load.replicas or 0))
             return required

@@ -29,14 +29,14 @@ _NO_LOAD = Load(0.0, 0.0, None, 0.0)
 class Figure:
     """The published figure of one model; `measured_s` is the time of its oldest input.
 
-    `knows_what_for` is false while pods are pending that were asked for before this replica of the scaler started.
+    `saw_scale_up` is false while pods are pending that were asked for before this replica of the scaler started.
     `load`: the load that it follows from. `replicas_in_use`: model servers that the aggregators use.
     """
 
     required_replicas: float
     lag_records: int
     measured_s: float
-    knows_what_for: bool = True
+    saw_scale_up: bool = True
     load: Load = _NO_LOAD
     replicas_in_use: int = 0
 
@@ -119,7 +119,7 @@ class ModelFigures:
         required = self._demand.publish(load, now_s)
         in_use = len({replica.address for model in models for replica in model.replicas})
         return Figure(
-            required, unread + round(self._share * entries), measured_s, self._demand.knows_what_for, load, in_use
+            required, unread + round(self._share * entries), measured_s, self._demand.saw_scale_up, load, in_use
         )
 
     def _waiting_entries(self, answers: Sequence[pb.GetDemandResponse]) -> tuple[int, float]:

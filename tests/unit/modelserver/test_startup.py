@@ -18,7 +18,7 @@ from modelserver.settings import (
     ProfileSettings,
     TimeoutSettings,
 )
-from modelserver.startup import EngineStart, had_profile, keep_profile
+from modelserver.startup import EngineStart, keep_profile, load_profile
 from modelserver.watch import Watch
 from tests.support.fake_step_engine import FakeStepEngine, facts_of
 
@@ -46,12 +46,12 @@ def test_a_measured_profile_is_cached_and_not_measured_again(
     tmp_path: Path, files: ModelFiles, engine: FakeStepEngine
 ) -> None:
     settings = settings_of(tmp_path)
-    measured = had_profile(engine, settings, files)
+    measured = load_profile(engine, settings, files)
     assert measured is not None
     assert measured.curve.max_tokens == 64
     keep_profile(measured, settings, engine.facts)
     steps = len(engine.steps)
-    assert had_profile(engine, settings, files) == measured
+    assert load_profile(engine, settings, files) == measured
     assert len(engine.steps) == steps
 
 
@@ -60,7 +60,7 @@ def test_a_cache_that_cannot_be_written_is_no_reason_not_to_serve(
 ) -> None:
     (tmp_path / "file").touch()
     settings = settings_of(tmp_path / "file" / "folder")
-    measured = had_profile(engine, settings, files)
+    measured = load_profile(engine, settings, files)
     assert measured is not None
     keep_profile(measured, settings, engine.facts)
 
@@ -68,18 +68,18 @@ def test_a_cache_that_cannot_be_written_is_no_reason_not_to_serve(
 def test_a_supplied_profile_is_taken_and_a_foreign_one_refused(
     tmp_path: Path, files: ModelFiles, engine: FakeStepEngine
 ) -> None:
-    measured = had_profile(engine, settings_of(tmp_path / "cache"), files)
+    measured = load_profile(engine, settings_of(tmp_path / "cache"), files)
     assert measured is not None
     store.save(measured, tmp_path / "profile.json")
     supplied = settings_of(tmp_path / "other", file=tmp_path / "profile.json")
-    assert had_profile(engine, supplied, files) == measured
+    assert load_profile(engine, supplied, files) == measured
     foreign = ModelServerSettings(profile=supplied.profile, model=ModelSettings(name="another"))
     with pytest.raises(CannotStart, match="its model is 'all-minilm-l6-v2', not 'another'"):
-        had_profile(engine, foreign, files)
+        load_profile(engine, foreign, files)
 
 
 def test_without_a_profile_none_is_published(tmp_path: Path, files: ModelFiles, engine: FakeStepEngine) -> None:
-    assert had_profile(engine, settings_of(tmp_path, enabled=False), files) is None
+    assert load_profile(engine, settings_of(tmp_path, enabled=False), files) is None
     assert engine.steps == []
 
 

@@ -23,8 +23,8 @@ class Replica:
         self.port = GrpcPort(KedaScaler(self.published, 1.0), "127.0.0.1:0")
         self.peers = Peers(MODELS, 5.0)
 
-    def comes_to(self, required: float, *, knows_what_for: bool = True) -> None:
-        self.published.figures = {"m": Figure(required, 0, 100.0, knows_what_for)}
+    def comes_to(self, required: float, *, saw_scale_up: bool = True) -> None:
+        self.published.figures = {"m": Figure(required, 0, 100.0, saw_scale_up)}
 
     async def publishes(self) -> float:
         self.published.of_peers = await self.peers.required()

@@ -84,7 +84,7 @@ def test_the_most_that_any_replica_of_the_scaler_requires_is_told_of_those_that_
     own: float, knows: bool, of_peers: float | None, told: float
 ) -> None:
     published = publish(ManualClock(100.0), "m")
-    published.figures = {"m": Figure(own, 7, 90.0, knows_what_for=knows), "n": Figure(9.0, 0, 95.0)}
+    published.figures = {"m": Figure(own, 7, 90.0, saw_scale_up=knows), "n": Figure(9.0, 0, 95.0)}
     published.of_peers = {"n": 50.0} | ({"m": of_peers} if of_peers is not None else {})
     assert [each.value for each in published.query(REQUIRED_REPLICAS)] == [told]
     assert published.ages_s() == {"m": (told, 10.0)}

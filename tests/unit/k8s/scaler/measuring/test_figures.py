@@ -168,7 +168,7 @@ def test_a_figure_is_as_old_as_its_oldest_input_and_knows_what_pods_are_for_that
     ready: int, *, knows: bool
 ) -> None:
     figure = figures().update(Answers((answer((0, 0)),), 90.0), ends(85.0, 0), Replicas(2, ready, 95.0), 100.0)
-    assert (figure.measured_s, figure.knows_what_for) == (85.0, knows)
+    assert (figure.measured_s, figure.saw_scale_up) == (85.0, knows)
 
 
 def test_while_pods_are_pending_the_backlog_is_held_at_its_value_when_they_were_asked_for() -> None:
