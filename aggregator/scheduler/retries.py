@@ -236,10 +236,10 @@ class _Suspects:
 
     def refused(self, part: RetryBatch) -> None:
         self.out = False
-        if not part.control:
-            self.parts.appendleft(part)
-        elif self.parts:
+        if part.control:
             self.parts[0].not_before_s = part.not_before_s
+        else:
+            self.parts.appendleft(part)
 
     def succeeded(self, part: RetryBatch) -> None:
         self.out = False
@@ -255,9 +255,8 @@ class _Suspects:
         poison: list[WorkItem] = []
         if part.control:
             self._unwell.add(part.failed_on)
-            if self.parts:
-                self.parts[0].proven_on, self.parts[0].not_before_s = (), part.not_before_s
-                self._move()
+            self.parts[0].proven_on, self.parts[0].not_before_s = (), part.not_before_s
+            self._move()
         elif len(part.items) > 1:
             self._bisect(part)
         else:

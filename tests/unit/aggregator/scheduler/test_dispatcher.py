@@ -444,6 +444,17 @@ def test_a_batch_that_timed_out_behind_another_halves_nothing_again() -> None:
     assert pool.dispatcher.time_outs.most_tokens(hung.replica, NOW_S + 1.1) == 50
 
 
+def test_sizes_of_servers_that_left_long_ago_are_forgotten() -> None:
+    pool = Pool("a")
+    pool.put(100)
+    hung = pool.batch()
+    pool.dispatcher.time_outs.note(hung, NOW_S)
+    for number in range(1024):
+        pool.dispatcher.time_outs.note(replace(hung, replica=replica(f"pod-{number}")), NOW_S)
+    assert pool.dispatcher.time_outs.most_tokens(hung.replica, NOW_S) > 100
+    assert pool.dispatcher.time_outs.most_tokens(replica("pod-0"), NOW_S) == 50
+
+
 def test_queries_that_wait_while_every_batch_times_out_are_stalled_until_one_is_answered() -> None:
     servers = HangingServers(Pool("a"), above=0)
     dispatcher = servers.pool.dispatcher

@@ -166,6 +166,44 @@ def test_suspects_that_wait_are_retried_whole_once_a_control_shows_that_a_server
     assert pool.poison == []
 
 
+def accused() -> tuple[Pool, WorkItem]:
+    """A single item that failed on a, b and isolated on b; its next control is due on a."""
+    pool, batch = suspected(1)
+    pool.retries.replicas_changed(pool.replicas, pool.now_s)
+    pool.breaks = all_breaks
+    pool.send("b", batch, pool.take("b"))
+    pool.now_s += 1.0
+    return pool, batch[0]
+
+
+def test_a_control_that_is_refused_goes_again_after_a_pause_at_no_charge() -> None:
+    pool, item = accused()
+    control = pool.take("a")
+    assert control.control
+    pool.retries.refused(control.items, control, pool.now_s, 0.5)
+    assert pool.ask("a") is None
+    pool.breaks = nothing_breaks
+    pool.finish()
+    assert (pool.well, sum(send.control for send in pool.sends)) == ([item], POLICY.controls)
+
+
+@pytest.mark.parametrize("end", ["succeeded", "failed", "refused"])
+def test_a_control_whose_item_was_given_up_meanwhile_leaves_nothing_behind(end: str) -> None:
+    pool, item = accused()
+    control = pool.take("a")
+    give_up(item)
+    match end:
+        case "succeeded":
+            pool.retries.succeeded(control)
+        case "failed":
+            pool.retries.failed(control.items, control, "a", pool.now_s, 0.5)
+        case _:
+            pool.retries.refused(control.items, control, pool.now_s, 0.5)
+    pool.now_s += 1.0
+    assert not pool.retries.reserves("a", pool.now_s)
+    assert len(pool.retries) == 0
+
+
 def test_one_server_that_is_well_suffices_where_the_others_are_not() -> None:
     batch, bad = items(1), "bc"
     pool = Pool(nothing_breaks)

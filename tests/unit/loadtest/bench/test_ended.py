@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 BENCH = """
-import sys, time
+import signal, sys, time
 from loadtest.__main__ import main
 from loadtest.lab.bench import run
 from loadtest.stack.part import Program
@@ -22,6 +22,7 @@ def measure(plan):
         print(server.pid, flush=True)
         time.sleep(60)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 run.BENCHES["P1"] = measure
 sys.exit(main(["bench", "P1", "--data-dir", sys.argv[1]]))
 """
