@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.context import Context
 from opentelemetry.trace import (
+    INVALID_SPAN,
     Link,
     NonRecordingSpan,
     NoOpTracer,
@@ -123,12 +124,14 @@ class Tracing:
         context = _context(traceparent)
         return self._open(f"{service}/{method}", SpanKind.SERVER, _rpc(service, method), context=context)
 
-    def serve_http(self, route: str, traceparent: str | bytes | None) -> AbstractContextManager[None]:
-        """A request over HTTP being answered, as a child of the caller's span."""
+    def serve_http(self, route: str, traceparent: str | bytes | None) -> Span:
+        """A request over HTTP being answered, as a child of the caller's span. Whoever answers it ends it."""
         if not self.enabled:
-            return _NOTHING
-        attributes: dict[str, str | int] = {"http.request.method": "POST", "http.route": route}
-        return self._open(f"POST {route}", SpanKind.SERVER, attributes, context=_context(traceparent))
+            return INVALID_SPAN
+        attributes = {"http.request.method": "POST", "http.route": route}
+        return self._tracer.start_span(
+            f"POST {route}", _context(traceparent), SpanKind.SERVER, attributes, record_exception=False
+        )
 
     def traceparent(self) -> str | None:
         """The span now open, as a `traceparent` to send along; None when nothing is traced."""
@@ -163,7 +166,7 @@ class Tracing:
             try:
                 yield
             except BaseException as error:
-                _fail(span, error)
+                mark_failed(span, error)
                 raise
 
 
@@ -193,7 +196,7 @@ def _rpc(service: str, method: str) -> dict[str, str | int]:
     return {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
 
 
-def _fail(span: Span, error: BaseException) -> None:
+def mark_failed(span: Span, error: BaseException) -> None:
     """Mark a span as failed by the error's type: its message could quote a query."""
     name = type(error).__name__
     span.set_attribute("error.type", name)

@@ -26,7 +26,7 @@ MAX_TOKEN_IDS = 1 << 20
 """Of one request; they are held as 4 bytes each."""
 
 _FIELDS_PER_INPUT = 4  # one has two: its content, and its number of tokens
-_OTHER_FIELDS = 64  # a request has 11 besides its inputs
+_OTHER_FIELDS = 64  # a request has 12 besides its inputs
 _HEAD_FIELDS = 2048
 _INPUTS = pb.EmbedRequest.INPUTS_FIELD_NUMBER
 _TEXT_TAG = pb.Input.TEXT_FIELD_NUMBER << 3 | 2
@@ -255,16 +255,18 @@ def _options(message: pb.EmbedRequest) -> Options:
         message.normalize if message.HasField("normalize") else None,
         message.truncate or _NO_TRUNCATION,
         message.input_type,
+        message.truncate_to,
     )
 
 
 @lru_cache(maxsize=1024)
-def _checked_options(
+def _checked_options(  # noqa: PLR0917 - lru_cache is quicker by position
     dimensions: int,
     encoding: int,
     normalize: bool | None,  # noqa: FBT001 - three values, and lru_cache is quicker by position
     truncate: int,
     input_type: int,
+    truncate_to: int,
 ) -> Options:
     for name, value, enum in (
         ("encoding", encoding, pb.Encoding),
@@ -273,4 +275,4 @@ def _checked_options(
     ):
         if value not in enum.values():
             raise InvalidRequest(f"{name} {value} is not known: use one of {', '.join(enum.keys())}", name)
-    return Options(dimensions, encoding, normalize, truncate, input_type)
+    return Options(dimensions, encoding, normalize, truncate, input_type, truncate_to)

@@ -105,7 +105,7 @@ class FakeGrpc(FakeSource):
     @override
     async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         for request in requests:
-            call_of(request).complete()
+            call_of(request).complete(request)
         yield requests
 
 

@@ -7,12 +7,12 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Protocol, TypeGuard
+from typing import TypeGuard
 
 import jwt
 from pydantic import BaseModel, ConfigDict, FiniteFloat
@@ -31,8 +31,6 @@ _LEEWAY_S = 30.0
 _ALGORITHMS = ("RS256", "ES256", "EdDSA")
 """Signatures with a public key that identity providers give; none that a shared secret makes."""
 _MAX_REMEMBERED = 4096
-_CERTIFICATE_NAMES = ("peer_spiffe_id", "x509_common_name", "peer_dns")
-"""Of a client certificate, as gRPC calls them; the first that there is names the tenant."""
 _MAX_TENANTS = 4096
 _LONGEST_KEPT = 256
 
@@ -44,6 +42,15 @@ class Caller:
     tenant: str
     expires_s: float = inf
     authorization: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateNames:
+    """The names in a verified client certificate; the first that there is, in this order, names the tenant."""
+
+    spiffe_ids: Iterable[bytes] = ()
+    common_names: Iterable[bytes] = ()
+    dns_names: Iterable[bytes] = ()
 
 
 def is_name(tenant: object) -> TypeGuard[str]:
@@ -154,12 +161,11 @@ class Authentication:
         if caller.authorization and self.by_token(caller.authorization).tenant != caller.tenant:
             raise Unauthenticated("the bearer token is another tenant's now")
 
-    def by_certificate(self, names: Mapping[str, Iterable[bytes]]) -> Caller:
-        """The caller of a verified client certificate, by the names that gRPC reports. Raises Unauthenticated."""
-        for kind in _CERTIFICATE_NAMES:
-            for value in names.get(kind, ()):
-                if value:
-                    return Caller(_name(value))
+    def by_certificate(self, names: CertificateNames) -> Caller:
+        """Raises Unauthenticated."""
+        for value in (*names.spiffe_ids, *names.common_names, *names.dns_names):
+            if value:
+                return Caller(_name(value))
         raise Unauthenticated(
             "the call has no bearer token, and no client certificate with a SPIFFE id, a common name or a DNS name"
         )
@@ -219,20 +225,6 @@ def tenant_holder(tenant: str) -> str:
     return f"tenant {tenant}"
 
 
-class CallContext(Protocol):
-    """The metadata of a call, as gRPC has it: `auth_context` has a verified client certificate's names."""
-
-    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
-        """Names in lower case."""
-        ...
-
-    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """`peer_spiffe_id`, `x509_common_name`, `peer_dns`."""
-        ...
-
-    def peer(self) -> str: ...
-
-
 class Callers:
     """Reads the metadata of calls. With authentication the tenant is the credential's, not the metadata's."""
 
@@ -242,25 +234,24 @@ class Callers:
         self._traced = traced
         self._by_tenant: dict[str, Defaults] = {}
 
-    def identify(self, context: CallContext) -> Identity:
-        """Raises Unauthenticated."""
-        tenant = traceparent = authorization = ""
-        for name, value in context.invocation_metadata() or ():
-            if name == "x-tenant":
-                tenant = _text(value)
-            elif name == "traceparent":
-                traceparent = _text(value)
-            elif name == "authorization":
-                authorization = _text(value)
+    def identify(
+        self,
+        tenant: str,
+        traceparent: str,
+        authorization: str,
+        peer: Callable[[], str],
+        certificate: Callable[[], CertificateNames],
+    ) -> Identity:
+        """Who calls, by the call's `x-tenant` and such, empty where there is none. Raises Unauthenticated."""
         caller = None
         if self._authentication is not None:
-            caller = self._caller(self._authentication, authorization, context)
+            caller = self._caller(self._authentication, authorization, certificate)
             tenant = caller.tenant
         trace = traceparent.encode() if traceparent and self._traced else None
         if caller is not None:
             holders: Holders = (tenant_holder(tenant),)
         else:
-            holders = (tenant_holder(tenant), context.peer()) if tenant else (context.peer(),)
+            holders = (tenant_holder(tenant), peer()) if tenant else (peer(),)
         return Identity(self._of_tenant(tenant) if tenant else self._defaults, trace, caller, holders)
 
     def check(self, identity: Identity) -> None:
@@ -268,12 +259,14 @@ class Callers:
         if self._authentication is not None and identity.caller is not None:
             self._authentication.check(identity.caller)
 
-    def _caller(self, authentication: Authentication, authorization: str, context: CallContext) -> Caller:
+    def _caller(
+        self, authentication: Authentication, authorization: str, certificate: Callable[[], CertificateNames]
+    ) -> Caller:
         if authorization:
             return authentication.by_token(authorization)
         if not authentication.client_certificates:
             raise Unauthenticated("the call has no bearer token: send it as authorization metadata")
-        return authentication.by_certificate(context.auth_context())
+        return authentication.by_certificate(certificate())
 
     def _of_tenant(self, tenant: str) -> Defaults:
         defaults = self._by_tenant.get(tenant)
@@ -284,10 +277,6 @@ class Callers:
             if len(tenant) <= _LONGEST_KEPT:
                 self._by_tenant[tenant] = defaults
         return defaults
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
 def _read_tokens(file: Path) -> dict[bytes, tuple[bytes, str]]:

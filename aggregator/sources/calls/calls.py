@@ -21,10 +21,10 @@ from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.calls.callers import Authentication, Callers, Identity, tenant_holder
-from aggregator.sources.calls.load import Holders, Load, Room
+from aggregator.sources.calls.load import Load, Room
 from aggregator.sources.calls.models import ServedModels
 from aggregator.sources.messages import decode_request
-from aggregator.sources.parsing import SMALL_BYTES, decode
+from aggregator.sources.parsing import SMALL_BYTES
 from protos.embedding.v1.embedding_pb2 import EmbedRequest
 from protos.generation.v1.generation_pb2 import GenerateRequest
 
@@ -48,7 +48,9 @@ class Call:
         self._completed = False
         self._waiter: asyncio.Future[None] | None = None
 
-    def complete(self) -> None:
+    def complete(self, request: Request) -> None:
+        """Every input of its request has an outcome."""
+        del request
         self._completed = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -93,7 +95,7 @@ class GenerationCall(Call):
             self._news.set()
 
     @override
-    def complete(self) -> None:
+    def complete(self, request: Request) -> None:
         self.over = True
         self._news.set()
 
@@ -158,15 +160,10 @@ class CallBatcher:
 _REST = 9.0
 """How many times as long as it worked the parser rests: it holds the interpreter's lock, which the event loop needs."""
 
-Read = Callable[[bytes, Identity, Call], EmbedRequest | GenerateRequest]
-"""Decodes a message. Raises TokenbatchError."""
-_Asked = tuple[Read, bytes, Identity, Call, float, float, float]
+Read = Callable[[bytes, Identity], tuple[EmbedRequest | GenerateRequest, Call]]
+"""Decodes a message, and makes the origin of its request. Raises TokenbatchError."""
+_Asked = tuple[Read, bytes, Identity, float, float, float]
 """A message; when it came (monotonic, and by the wall clock), and its deadline (monotonic)."""
-
-
-def embedding(data: bytes, identity: Identity, _: Call) -> EmbedRequest:
-    """Decode a call for embeddings. Raises InvalidRequest."""
-    return decode(data, identity.defaults.max_inputs)
 
 
 @dataclass(eq=False)
@@ -183,32 +180,24 @@ class Calls:
     _parsing: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     _rested_s: float = field(init=False, default=-inf)
 
-    def enter(self, holders: Holders) -> Room:
-        """Room for one call, until the task that serves it ends: a client may read the answer late, or never.
-
-        Raises Overloaded.
-        """
-        room = self.load.enter(holders)
-        task = asyncio.current_task()
-        assert task is not None, "A call is served by no task. This is a bug."
-        task.add_done_callback(room.leave)
-        return room
-
-    async def take(
-        self, data: bytes, identity: Identity, deadline_s: float, call: Call, read: Read = embedding
-    ) -> Request:
-        """The request in a message, its bytes added to its call's room; `deadline_s` is the call's (monotonic).
+    def take(self, data: bytes, identity: Identity, deadline_s: float, room: Room, read: Read) -> Request:
+        """The request in a message of at most `SMALL_BYTES`; `deadline_s` is the call's (monotonic).
 
         Raises TokenbatchError.
         """
-        room = call.room
-        room.widen(len(data))
-        asked = read, data, identity, call, self.clock(), self.wall_clock(), deadline_s
+        request = _request_in(read, data, identity, self.clock(), self.wall_clock(), deadline_s)
+        return self._counted(request, identity, room)
+
+    async def take_large(self, data: bytes, identity: Identity, deadline_s: float, room: Room, read: Read) -> Request:
+        """The request in a message of any size."""
         if len(data) <= SMALL_BYTES:
-            request = _request_in(*asked)
-        else:
-            request = await self._parse_large(*asked)
-            room.charge(sum(map(getsizeof, request.inputs)) - len(data))  # texts can take four times their UTF-8
+            return self.take(data, identity, deadline_s, room, read)
+        request = await self._parse_large(read, data, identity, self.clock(), self.wall_clock(), deadline_s)
+        room.charge(sum(map(getsizeof, request.inputs)) - len(data))  # texts can take four times their UTF-8
+        return self._counted(request, identity, room)
+
+    @staticmethod
+    def _counted(request: Request, identity: Identity, room: Room) -> Request:
         if request.tenant != identity.defaults.tenant:
             room.put_down_to(tenant_holder(request.tenant))
         return request
@@ -250,9 +239,10 @@ class Calls:
 
 
 def _request_in(*asked: *_Asked) -> Request:
-    read, data, identity, call, received_s, wall_s, deadline_s = asked
+    read, data, identity, received_s, wall_s, deadline_s = asked
+    message, call = read(data, identity)
     return decode_request(
-        read(data, identity, call),
+        message,
         identity.defaults,
         call,
         received_s=received_s,
@@ -307,7 +297,7 @@ class CallSource:
 
     async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         for request in requests:
-            call_of(request).complete()
+            call_of(request).complete(request)
         yield requests
 
     def pause(self, away: Callable[[str, Task], bool], full: Callable[[str, Priority], bool]) -> None:

@@ -8,12 +8,18 @@ import grpc
 
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Failure, Request
-from aggregator.sources.calls.calls import GenerationCall
+from aggregator.sources.calls.callers import Identity
+from aggregator.sources.calls.calls import Call, GenerationCall
 from aggregator.sources.generation import decode, response
 from aggregator.sources.grpc.reading import Context, GrpcCalls, answering
 from protos.generation.v1 import generation_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Generation"].full_name
+
+
+def _read(call: Call, data: bytes, _: Identity) -> tuple[pb.GenerateRequest, Call]:
+    """Raises InvalidRequest."""
+    return decode(data), call
 
 
 class GenerationService:
@@ -25,7 +31,7 @@ class GenerationService:
 
     async def generate(self, context: Context) -> Failure | None:
         calls = self._calls
-        request = await calls.receive(context, GenerationCall, lambda data, *_: decode(data))
+        request = await calls.receive(context, GenerationCall, _read)
         call = cast("GenerationCall", request.origin)
         call.streams = request.generation is not None and not request.generation.final_only
         with self._tracing.serve(SERVICE, "Generate", request.traceparent):

@@ -158,14 +158,14 @@ class GuardedServices(grpc.GenericRpcHandler):
 
     def _streaming(self, serve: _Stream, decode: _Decode) -> _Answer:
         async def stream(context: Context) -> None:
-            self._calls.enter((context.peer(),))
+            self._calls.room((context.peer(),))
             async for answer in serve(self._messages(context, decode), context):
                 await context.write(cast("bytes", answer))  # serialized by the handler
 
         return answering(stream)
 
     async def _first(self, context: Context, decode: _Decode) -> object:
-        self._calls.enter((context.peer(),))
+        self._calls.room((context.peer(),))
         async for message in self._messages(context, decode):
             return message
         raise InvalidRequest(NO_MESSAGE)

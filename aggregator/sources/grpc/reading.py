@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import NoReturn, TypeVar, cast
 
@@ -17,13 +18,17 @@ from google.rpc import error_details_pb2, status_pb2
 from aggregator.errors import InvalidRequest
 from aggregator.observability.metrics import Limit
 from aggregator.request.request import Failure, Request
-from aggregator.sources.calls.calls import Call, Calls, Read, embedding, failure_of
-from aggregator.sources.calls.load import Load, Room
-from aggregator.sources.parsing import SMALL_BYTES, head
+from aggregator.sources.calls.callers import CertificateNames, Identity
+from aggregator.sources.calls.calls import Call, Calls, failure_of
+from aggregator.sources.calls.load import Holders, Load, Room
+from aggregator.sources.parsing import SMALL_BYTES, decode, head
 from aggregator.sources.response import MAX_ECHOED, fill_status
 from protos.embedding.v1 import embedding_pb2 as pb
+from protos.generation.v1.generation_pb2 import GenerateRequest
 
 T = TypeVar("T")
+ReadFor = Callable[[Call, bytes, Identity], tuple[pb.EmbedRequest | GenerateRequest, Call]]
+"""Decodes the message of a call."""
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 DETAILS_KEY = "grpc-status-details-bin"
@@ -211,6 +216,11 @@ async def _abort(context: Context, failure: Failure) -> None:
         await abort(context, failure)
 
 
+def read_embed(call: Call, data: bytes, identity: Identity) -> tuple[pb.EmbedRequest, Call]:
+    """Decode a message for embeddings. Raises InvalidRequest."""
+    return decode(data, identity.defaults.max_inputs), call
+
+
 @dataclass(eq=False)
 class GrpcCalls(Calls):
     """Calls whose messages gRPC receives."""
@@ -221,16 +231,55 @@ class GrpcCalls(Calls):
         remaining_s = cast("float | None", context.time_remaining())  # the stubs know no call without a deadline
         return inf if remaining_s is None else self.clock() + remaining_s
 
+    def enter(self, context: Context) -> tuple[Identity, Room]:
+        """The caller, and room for its call. Raises TokenbatchError."""
+        identity = self.identify(context)
+        return identity, self.room(identity.holders)
+
+    def identify(self, context: Context) -> Identity:
+        """Raises Unauthenticated."""
+        metadata = dict(context.invocation_metadata() or ())
+        return self.callers.identify(
+            _text(metadata.get("x-tenant", "")),
+            _text(metadata.get("traceparent", "")),
+            _text(metadata.get("authorization", "")),
+            context.peer,
+            partial(_certificate, context),
+        )
+
+    def room(self, holders: Holders) -> Room:
+        """Room for a call until the task that serves it ends: its client may read the answer late, or never.
+
+        Raises Overloaded.
+        """
+        room = self.load.enter(holders)
+        task = asyncio.current_task()
+        assert task is not None, "A call is served by no task. This is a bug."
+        task.add_done_callback(room.leave)
+        return room
+
     async def receive(
-        self, context: Context, call_of_room: Callable[[Room], Call] = Call, read: Read = embedding
+        self, context: Context, new_call: Callable[[Room], Call] = Call, read: ReadFor = read_embed
     ) -> Request:
         """The request of a call with one message. Raises TokenbatchError."""
-        identity = self.callers.identify(context)
-        call = call_of_room(self.enter(identity.holders))
+        identity, room = self.enter(context)
         data = await self.reading.message(context, identity.holders[-1])
         if data is None:
             raise InvalidRequest(NO_MESSAGE)
-        return await self.take(data, identity, self.deadline_s(context), call, read)
+        room.widen(len(data))
+        asked = data, identity, self.deadline_s(context), room, partial(read, new_call(room))
+        return self.take(*asked) if len(data) <= SMALL_BYTES else await self.take_large(*asked)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value
+
+
+def _certificate(context: Context) -> CertificateNames:
+    names = context.auth_context()
+    return CertificateNames(
+        names.get("peer_spiffe_id", ()), names.get("x509_common_name", ()), names.get("peer_dns", ())
+    )
 
 
 def answering(serve: Callable[[Context], Awaitable[T | Failure]]) -> Callable[[object, Context], Awaitable[T]]:

@@ -69,7 +69,7 @@ class EmbeddingsService:
         if self._streams_over:
             return OVER
         calls = self._calls
-        identity = calls.callers.identify(context)
+        identity = calls.identify(context)
         self._end_silent_stream()
         calls.load.open_stream(identity.holders)
         stream = Stream(calls, self._models, identity, calls.deadline_s(context), self._stream_window)
@@ -106,7 +106,7 @@ class EmbeddingsService:
 
     async def list_models(self, context: Context) -> bytes:
         """ListModels: every revision in service. The request message is empty, and is not read."""
-        self._calls.enter(self._calls.callers.identify(context).holders)
+        self._calls.enter(context)
         return self._listed().SerializeToString()
 
     def _listed(self) -> pb.ListModelsResponse:

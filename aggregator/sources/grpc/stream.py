@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import cast
 
 import grpc.aio
@@ -16,7 +17,7 @@ from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, call_of, failure_of
 from aggregator.sources.calls.load import Room
 from aggregator.sources.calls.models import ServedModels
-from aggregator.sources.grpc.reading import Context, GrpcCalls, refusal
+from aggregator.sources.grpc.reading import Context, GrpcCalls, read_embed, refusal
 from aggregator.sources.response import is_large, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 
@@ -29,17 +30,15 @@ OVER = Failure(Code.UNAVAILABLE, "this stream is over: open a new one, and send 
 class _StreamedCall(Call):
     """The origin of a request that came on a stream."""
 
-    __slots__ = ("_stream", "request")
+    __slots__ = ("_stream",)
 
     def __init__(self, stream: Stream, room: Room) -> None:
         super().__init__(room)
         self._stream = stream
-        self.request: Request | None = None
 
     @override
-    def complete(self) -> None:
-        assert self.request is not None, "A request was completed before it was taken. This is a bug."
-        self._stream.completed(self.request)
+    def complete(self, request: Request) -> None:
+        self._stream.completed(request)
 
 
 _Answer = tuple[Request | bytes, Room | None]
@@ -139,8 +138,10 @@ class Stream:
             self._calls.callers.check(self._identity)
             room = self._calls.load.enter(self._identity.holders)
             self._rooms.add(room)
+            room.widen(len(message))
             call = _StreamedCall(self, room)
-            request = await self._calls.take(message, self._identity, self._deadline_s, call)
+            read = partial(read_embed, call)
+            request = await self._calls.take_large(message, self._identity, self._deadline_s, room, read)
             room.widen(self._answer_bytes(request))
         except Exception as error:  # noqa: BLE001 - an unexpected error must not end the stream for all other requests
             if room is not None:
@@ -148,7 +149,6 @@ class Stream:
             self._answers.put_nowait((refusal(message, failure_of(error)).SerializeToString(), None))
             return
         self._unanswered_bytes += room.size_bytes
-        call.request = request
         self._under_way.add(request)
         self._calls.submit(request)
 

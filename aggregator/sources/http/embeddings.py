@@ -6,20 +6,16 @@ import re
 from binascii import b2a_base64
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import ceil
 from typing import Annotated, Literal, cast
 
 import msgspec
 import numpy as np
 
 from aggregator.errors import Code, shown
-from aggregator.request.request import Failure, Request
+from aggregator.request.request import Defaults, Failure, Request
 from aggregator.request.vector import EncodedRows, Vector
 from aggregator.scheduler.work_item import Task
-from aggregator.sources.calls.callers import Identity
-from aggregator.sources.calls.calls import Call
 from aggregator.sources.calls.models import ServedModel, ServedModels
-from aggregator.sources.http.calls import HttpCall
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode
 from aggregator.sources.parsing import MAX_TOKEN_IDS
@@ -96,19 +92,15 @@ class EmbeddingsReader:
         self._revisions = revisions
         self._trusts_token_ids = trusts_token_ids
 
-    def __call__(self, data: bytes, identity: Identity, call: Call) -> pb.EmbedRequest:
-        """Raises TokenbatchError."""
+    def __call__(self, data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.EmbedRequest, EmbeddingsRequest]:
+        """The message for a body, and what it was made of. Raises TokenbatchError."""
         asked = decode(_REQUEST, data)
         if asked.truncate_prompt_tokens == 0:
             raise FieldError(
                 "expected -1, which truncates to what the model takes, or 1 and more", "truncate_prompt_tokens"
             )
-        defaults = identity.defaults
-        http_call = cast("HttpCall", call)
-        http_call.as_base64 = asked.encoding_format == "base64"
-        http_call.truncate_to = max(0, asked.truncate_prompt_tokens or 0)  # -1: to what the model takes
         message = pb.EmbedRequest(
-            request_id=http_call.request_id,
+            request_id=request_id,
             model=asked.model or "",
             inputs=self._inputs(asked, defaults.max_inputs),
             input_type=_INPUT_TYPES[asked.input_type],
@@ -116,6 +108,7 @@ class EmbeddingsReader:
             dimensions=asked.dimensions or 0,
             encoding=_ENCODINGS[asked.embedding_types[0] if asked.embedding_types else "float"],
             truncate=pb.TRUNCATE_NONE if asked.truncate_prompt_tokens is None else pb.TRUNCATE_END,
+            truncate_to=max(0, asked.truncate_prompt_tokens or 0),  # -1: to what the model takes
             tenant=asked.user or "",
         )
         if asked.normalize is not None:
@@ -124,7 +117,7 @@ class EmbeddingsReader:
             message.model_revision = self._revisions.of_tokenizer(
                 asked.tokenizer, message.model or defaults.model, Task.EMBED
             )
-        return message
+        return message, asked
 
     def _inputs(self, asked: EmbeddingsRequest, max_inputs: int) -> Sequence[pb.Input]:
         """One text, several, or token ids. Raises FieldError."""
@@ -169,14 +162,13 @@ def check_size(raw: bytes, max_inputs: int) -> None:
         raise FieldError(f"more than {MAX_TOKEN_IDS} token ids: send fewer in one request", "input")
 
 
-def response(request: Request) -> bytes:
-    return b"".join(_pieces(request))
+def response(request: Request, *, as_base64: bool) -> bytes:
+    return b"".join(_pieces(request, as_base64=as_base64))
 
 
-def _pieces(request: Request) -> Iterator[bytes]:
+def _pieces(request: Request, *, as_base64: bool) -> Iterator[bytes]:
     options = request.options
-    as_base64 = cast("HttpCall", request.origin).as_base64 or options.encoding != pb.ENCODING_FLOAT32
-    write = _as_base64 if as_base64 else _as_floats
+    write = _as_base64 if as_base64 or options.encoding != pb.ENCODING_FLOAT32 else _as_floats
     rows: EncodedRows | None = None
     token_count = 0
     batch = None
@@ -242,8 +234,3 @@ def timing_headers(request: Request) -> dict[str, str]:
         "x-tokenbatch-batched-ms": batched,
         "x-tokenbatch-inference-ms": inference,
     }
-
-
-def milliseconds(duration_s: float) -> str:
-    """For `openai-processing-ms`, whose clients expect a whole number."""
-    return str(ceil(duration_s * 1e3))

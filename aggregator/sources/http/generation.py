@@ -5,16 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from aggregator.request.generated_text import GeneratedText
-from aggregator.request.request import Failure, Request
+from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Task
-from aggregator.sources.calls.callers import Identity
-from aggregator.sources.calls.calls import Call, GenerationCall
-from aggregator.sources.calls.load import Room
 from aggregator.sources.http.embeddings import FOREIGN_IDS, PRIORITIES, Revisions, check_nesting
 from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.json_body import decode
@@ -117,18 +114,6 @@ _CHAT = msgspec.json.Decoder(ChatRequest)
 _PROMPT = msgspec.json.Decoder(str | list[str | _Count | list[_Count]])
 
 
-class HttpGenerationCall(GenerationCall):
-    """The origin of a generation request that came over HTTP. `created`: Unix seconds."""
-
-    __slots__ = ("asked", "created", "request_id")
-
-    def __init__(self, room: Room, request_id: str) -> None:
-        super().__init__(room)
-        self.request_id = request_id
-        self.created = int(time.time())
-        self.asked: CompletionRequest | ChatRequest | None = None
-
-
 class GenerationReader:
     """Reads bodies."""
 
@@ -136,10 +121,12 @@ class GenerationReader:
         self._revisions = revisions
         self._trusts_token_ids = trusts_token_ids
 
-    def completion(self, data: bytes, identity: Identity, call: Call) -> pb.GenerateRequest:
-        """Raises TokenbatchError."""
+    def completion(
+        self, data: bytes, defaults: Defaults, request_id: str
+    ) -> tuple[pb.GenerateRequest, CompletionRequest]:
+        """The message for a body, and what it was made of. Raises TokenbatchError."""
         asked = decode(_COMPLETION, data)
-        message = _message(asked, call)
+        message = _message(asked, request_id)
         self._set_prompt(message, asked)
         if asked.max_tokens is None:
             message.sampling.max_tokens = _DEFAULT_COMPLETION_TOKENS
@@ -147,14 +134,14 @@ class GenerationReader:
             message.sampling.logprobs = asked.logprobs
         if asked.tokenizer:
             message.model_revision = self._revisions.of_tokenizer(
-                asked.tokenizer, message.model or identity.defaults.model, Task.GENERATE
+                asked.tokenizer, message.model or defaults.model, Task.GENERATE
             )
-        return message
+        return message, asked
 
-    def chat(self, data: bytes, _: Identity, call: Call) -> pb.GenerateRequest:
-        """Raises TokenbatchError."""
+    def chat(self, data: bytes, _: Defaults, request_id: str) -> tuple[pb.GenerateRequest, ChatRequest]:
+        """The same for a chat."""
         asked = decode(_CHAT, data)
-        message = _message(asked, call)
+        message = _message(asked, request_id)
         if asked.max_completion_tokens is not None:
             message.sampling.max_tokens = asked.max_completion_tokens
         if asked.logprobs:
@@ -165,7 +152,7 @@ class GenerationReader:
             pb.Message(role=each.role, content=_content(each, index), name=each.name or "")
             for index, each in enumerate(asked.messages)
         )
-        return message
+        return message, asked
 
     def _set_prompt(self, message: pb.GenerateRequest, asked: CompletionRequest) -> None:
         check_nesting(bytes(asked.prompt), "prompt")
@@ -187,7 +174,7 @@ class GenerationReader:
         message.token_ids.ids.extend(ids)
 
 
-def _message(asked: CompletionRequest | ChatRequest, call: Call) -> pb.GenerateRequest:
+def _message(asked: CompletionRequest | ChatRequest, request_id: str) -> pb.GenerateRequest:
     """The request's common fields. Raises FieldError."""
     if asked.stream_options is not None and not asked.stream:
         raise FieldError("stream_options needs stream: true", "stream_options")
@@ -201,11 +188,8 @@ def _message(asked: CompletionRequest | ChatRequest, call: Call) -> pb.GenerateR
         sampling.top_k = min(asked.top_k, _MAX_NUMBER)
     sampling.stop.extend([asked.stop] if isinstance(asked.stop, str) else asked.stop or ())
     sampling.stop_token_ids.extend(asked.stop_token_ids or ())
-    http_call = cast("HttpGenerationCall", call)
-    http_call.asked = asked
-    http_call.streams = bool(asked.stream)
     return pb.GenerateRequest(
-        request_id=http_call.request_id,
+        request_id=request_id,
         model=asked.model or "",
         sampling=sampling,
         priority=PRIORITIES[asked.priority],
@@ -235,18 +219,21 @@ class _Shown:
 class Writer:
     """Writes what a generation request gets, whole or as events."""
 
-    def __init__(self, request: Request, tokenizer: Callable[[], GenerationTokenizer]) -> None:
-        call = cast("HttpGenerationCall", request.origin)
+    def __init__(
+        self,
+        request: Request,
+        asked: CompletionRequest | ChatRequest,
+        tokenizer: Callable[[], GenerationTokenizer],
+    ) -> None:
         assert request.generation is not None, "An embedding request was answered with a text. This is a bug."
-        assert call.asked is not None, "A request was answered before it was read. This is a bug."
         self._request = request
         self._generation: GeneratedText = request.generation
         self._tokenizer = tokenizer
-        self._chat = isinstance(call.asked, ChatRequest)
+        self._chat = isinstance(asked, ChatRequest)
         self._with_logprobs = request.generation.sampling.HasField("logprobs")
-        options = call.asked.stream_options
+        options = asked.stream_options
         self._with_usage = options is not None and bool(options.include_usage)
-        self._created = call.created
+        self._created = int(time.time())
         self._first = True
         self._characters = 0
         self._begun = False

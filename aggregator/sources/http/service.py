@@ -3,49 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
-from aiohttp import web
+from typing_extensions import override
 
-from aggregator.errors import ModelUnavailable
+from aggregator.errors import Code, ModelUnavailable, TokenbatchError
 from aggregator.observability.tracing import Tracing
-from aggregator.request.request import Request
+from aggregator.request.request import Defaults, Request
 from aggregator.scheduler.work_item import Task
 from aggregator.sources.calls.callers import Identity
-from aggregator.sources.calls.calls import Read, call_of, failure_of
+from aggregator.sources.calls.calls import Call, GenerationCall, call_of
+from aggregator.sources.calls.load import Room
 from aggregator.sources.calls.models import ServedModel, ServedModels, ServedRevision
-from aggregator.sources.http.calls import HttpCall, HttpCalls, HttpContext, request_id_of
-from aggregator.sources.http.embeddings import (
-    EmbeddingsReader,
-    Revisions,
-    failed_input,
-    milliseconds,
-    response,
-    timing_headers,
-)
-from aggregator.sources.http.errors import FieldError, HttpError, described, described_error
-from aggregator.sources.http.generation import GenerationReader, HttpGenerationCall, Writer
+from aggregator.sources.http.calls import HttpCalls
+from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, failed_input, response, timing_headers
+from aggregator.sources.http.errors import FieldError, HttpError, described
+from aggregator.sources.http.exchange import Exchange
+from aggregator.sources.http.generation import ChatRequest, CompletionRequest, GenerationReader, Writer
 from aggregator.sources.http.json_body import decode
+from aggregator.sources.parsing import SMALL_BYTES
 from aggregator.sources.response import is_large
 from aggregator.tokenizers.tokenizer import GenerationTokenizer
 from protos.embedding.v1 import embedding_pb2 as pb
+from protos.generation.v1.generation_pb2 import GenerateRequest
 
-_JSON = "application/json"
-_GONE = 499
-"""Nobody reads it."""
 _MANY_FLOATS = 16_384
 """Written as decimal numbers on a thread: it takes some milliseconds."""
 
 _LONG_CHARACTERS = 65_536
 _CHARACTERS_PER_TOKEN = 32
 """A longer prompt to tokenize is refused: its tokens are more than the model takes."""
+_EVENTS = {"content-type": "text/event-stream", "cache-control": "no-cache"}
 
 T = TypeVar("T")
 
@@ -67,149 +59,183 @@ class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
 
 TOKENIZE, DETOKENIZE = msgspec.json.Decoder(Tokenize), msgspec.json.Decoder(Detokenize)
 
-Answer = tuple[int, bytes, dict[str, str]]
-"""Status, body and headers."""
-Serve = Callable[[web.BaseRequest], Awaitable[Answer | web.StreamResponse]]
+Serve = Callable[[Exchange], None]
+ReadGeneration = Callable[[bytes, Defaults, str], tuple[GenerateRequest, CompletionRequest | ChatRequest]]
+
+
+class DeadlinePassed(TokenbatchError):
+    """The caller waits no longer."""
+
+    code = Code.DEADLINE_EXCEEDED
+
+
+class EmbeddingsCall(Call):
+    """The origin of a request for embeddings, which is answered by whom completes it, without a task of its own."""
+
+    __slots__ = ("_answer",)
+
+    def __init__(self, room: Room, answer: Callable[[Request], None]) -> None:
+        super().__init__(room)
+        self._answer = answer
+
+    @override
+    def complete(self, request: Request) -> None:
+        self._answer(request)
+
+
+class HttpGenerationCall(GenerationCall):
+    """The origin of a request for a generation, and the body that asked for it."""
+
+    __slots__ = ("asked",)
+
+    def __init__(self, room: Room, asked: CompletionRequest | ChatRequest) -> None:
+        super().__init__(room)
+        self.asked = asked
+        self.streams = bool(asked.stream)
 
 
 class OpenAIService:
-    """The handler of a server: every request is answered here. `drains`: connections are to close after each answer."""
+    """Answers the requests of all connections. `drains`: each closes after its next answer."""
 
     def __init__(self, calls: HttpCalls, models: ServedModels, tracing: Tracing, *, trusts_token_ids: bool) -> None:
         self.drains = False
+        self.calls = calls
         self.metrics = calls.load.metrics
-        self._calls = calls
         self._models = models
         self._tracing = tracing
         revisions = Revisions(models)
         self._read_embeddings = EmbeddingsReader(revisions, trusts_token_ids=trusts_token_ids)
-        self._read_generation = GenerationReader(revisions, trusts_token_ids=trusts_token_ids)
+        generation = GenerationReader(revisions, trusts_token_ids=trusts_token_ids)
         self._routes: dict[str, tuple[str, Serve]] = {
-            "/v1/embeddings": ("POST", self._embeddings),
-            "/v1/completions": ("POST", partial(self._generate, read=self._read_generation.completion)),
-            "/v1/chat/completions": ("POST", partial(self._generate, read=self._read_generation.chat)),
+            "/v1/embeddings": ("POST", self._embed),
+            "/v1/completions": ("POST", partial(self._generate, generation.completion)),
+            "/v1/chat/completions": ("POST", partial(self._generate, generation.chat)),
             "/tokenize": ("POST", self._tokenize),
             "/detokenize": ("POST", self._detokenize),
             "/v1/models": ("GET", self._list_models),
             "/health": ("GET", self._health),
         }
 
-    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request. Its room is held until the answer is handed to the network."""
-        started_s = time.monotonic()
-        closes = False
-        try:
-            answer = await self._route(http)(http)
-        except HttpError as error:
-            answer, closes = described_error(error), error.closes
-        except ConnectionError:  # its caller went away while a stream was written
-            return web.Response(status=_GONE)
-        except Exception as error:  # noqa: BLE001 - `failure_of` logs what is not expected
-            answer = described(failure_of(error))
-        if not isinstance(answer, tuple):
-            self.metrics.http_responses.add(1, str(answer.status))
-            return answer
-        status, body, headers = answer
-        self.metrics.http_responses.add(1, str(status))
-        headers["content-type"] = _JSON
-        headers["openai-processing-ms"] = milliseconds(time.monotonic() - started_s)
-        if "x-request-id" not in headers and (request_id := request_id_of(http)):
-            headers["x-request-id"] = request_id
-        whole = web.Response(status=status, body=body, headers=headers)
-        if closes or self.drains:
-            whole.force_close()
-        with suppress(ConnectionError):  # its caller went away
-            await whole.prepare(http)
-            await whole.write_eof()
-            await http.writer.drain()
-            if not http.content.is_eof():
-                await self._calls.linger(http)
-        return whole
-
-    def _route(self, http: web.BaseRequest) -> Serve:
-        path, route = http.path, self._routes.get(http.path)
+    def open(self, exchange: Exchange) -> None:
+        """Its head is there: answer a GET, else set what serves it once its body is there. Raises TokenbatchError."""
+        path, route = exchange.path, self._routes.get(exchange.path)
         if route is None and path.startswith("/v1/models/"):
             route = "GET", self._show_model
         if route is None:
             known = ", ".join(f"{method} {path}" for path, (method, _) in self._routes.items())
-            raise HttpError(404, "unknown_url", f"there is no {http.method} {path}: the routes are {known}")
+            raise HttpError(404, "unknown_url", f"there is no {exchange.method} {path}: the routes are {known}")
         method, serve = route
         allow = "GET, HEAD" if method == "GET" else method
-        if http.method not in allow.split(", "):
-            message = f"{path} takes {method}, not {http.method}"
+        if exchange.method not in allow.split(", "):
+            message = f"{path} takes {method}, not {exchange.method}"
             raise HttpError(405, "method_not_allowed", message, allow=allow)
-        return serve
-
-    async def _embeddings(self, http: web.BaseRequest) -> Answer:
-        calls = self._calls
-        request = await calls.receive(http, self._read_embeddings)
-        if truncate_to := cast("HttpCall", request.origin).truncate_to:
-            request.options = replace(request.options, truncate_to=truncate_to)
-        if not request.failed:
-            with self._tracing.serve_http(http.path, request.traceparent):
-                await calls.answered(request)
-        failed = failed_input(request)
-        if failed is not None:
-            answer = described(failed)
+        if path != "/health":
+            self.calls.enter(exchange)
+        if method == "GET":
+            serve(exchange)
         else:
-            body = await asyncio.to_thread(response, request) if _takes_long(request) else response(request)
-            room = call_of(request).room
-            if len(body) > room.size_bytes:  # from now on this is what it holds
-                room.charge(len(body) - room.size_bytes)
-            answer = 200, body, timing_headers(request)
-        answer[2]["x-request-id"] = request.request_id
-        return answer
+            self.calls.expect(exchange)
+            exchange.serve = serve
 
-    async def _generate(self, http: web.BaseRequest, read: Read) -> Answer | web.StreamResponse:
-        """One text, whole or as events. A failure before the first event has its status; a later one is an event."""
-        calls = self._calls
-        request = await calls.receive(http, read, HttpGenerationCall)
+    def _embed(self, exchange: Exchange) -> None:
+        room = exchange.held_room
+        read = partial(self._read_embed, exchange, room)
+        if len(exchange.body) > SMALL_BYTES:
+            exchange.run(self._embed_large(exchange, room, read))
+        else:
+            data = exchange.take_body()
+            self._submit(exchange, self.calls.take(data, exchange.identity, exchange.deadline_s, room, read))
+
+    async def _embed_large(
+        self, exchange: Exchange, room: Room, read: Callable[[bytes, Identity], tuple[pb.EmbedRequest, Call]]
+    ) -> None:
+        data = exchange.take_body()
+        self._submit(exchange, await self.calls.take_large(data, exchange.identity, exchange.deadline_s, room, read))
+
+    def _read_embed(
+        self, exchange: Exchange, room: Room, data: bytes, identity: Identity
+    ) -> tuple[pb.EmbedRequest, Call]:
+        message, asked = self._read_embeddings(data, identity.defaults, exchange.request_id)
+        answer = partial(self._answer, exchange, as_base64=asked.encoding_format == "base64")
+        return message, EmbeddingsCall(room, answer)
+
+    def _submit(self, exchange: Exchange, request: Request) -> None:
         call = call_of(request)
-        assert isinstance(call, HttpGenerationCall), "A generation request has another kind of call. This is a bug."
-        writer = Writer(request, self._tokenizer_of(request))
-        with self._tracing.serve_http(http.path, request.traceparent):
-            calls.submit(request)
-            try:
-                return await self._written(http, request, call, writer)
-            except BaseException:
-                calls.give_up(request)
-                raise
+        if request.failed:
+            call.complete(request)
+            return
+        exchange.span = self._tracing.serve_http(exchange.path, request.traceparent)
+        exchange.on_gone = partial(self.calls.give_up, request)
+        exchange.on_late = partial(self._give_up, exchange, request)
+        self.calls.submit(request)
 
-    async def _written(
-        self, http: web.BaseRequest, request: Request, call: HttpGenerationCall, writer: Writer
-    ) -> Answer | web.StreamResponse:
-        generated = request.generation
+    def _give_up(self, exchange: Exchange, request: Request) -> None:
+        self.calls.give_up(request)
+        exchange.fail(DeadlinePassed("the deadline passed before the answer was there"))
+
+    def _answer(self, exchange: Exchange, request: Request, *, as_base64: bool) -> None:
+        """Every input has its outcome."""
+        try:
+            failed = failed_input(request)
+            if failed is not None:
+                status, body, headers = described(failed)
+                exchange.answer(status, body, {**headers, "x-request-id": request.request_id})
+            elif _takes_long(request, as_base64=as_base64):
+                exchange.run(self._encode(exchange, request, as_base64=as_base64))
+            else:
+                _write(exchange, request, response(request, as_base64=as_base64))
+        except Exception as error:  # noqa: BLE001 - it must not end the work of all others
+            exchange.fail(error)
+
+    async def _encode(self, exchange: Exchange, request: Request, *, as_base64: bool) -> None:
+        _write(exchange, request, await asyncio.to_thread(response, request, as_base64=as_base64))
+
+    def _generate(self, read: ReadGeneration, exchange: Exchange) -> None:
+        exchange.run(self._write_generation(read, exchange))
+
+    async def _write_generation(self, read: ReadGeneration, exchange: Exchange) -> None:
+        """One text, whole or as events. A failure before the first event has its status; a later one is an event."""
+        calls, room = self.calls, exchange.held_room
+
+        def decoded(data: bytes, identity: Identity) -> tuple[GenerateRequest, HttpGenerationCall]:
+            message, asked = read(data, identity.defaults, exchange.request_id)
+            return message, HttpGenerationCall(room, asked)
+
+        data = exchange.take_body()
+        request = await calls.take_large(data, exchange.identity, exchange.deadline_s, room, decoded)
+        exchange.span = self._tracing.serve_http(exchange.path, request.traceparent)
+        calls.submit(request)
+        try:
+            await self._write_texts(exchange, request)
+        except BaseException:
+            calls.give_up(request)
+            raise
+
+    async def _write_texts(self, exchange: Exchange, request: Request) -> None:
+        call, generated = call_of(request), request.generation
+        assert isinstance(call, HttpGenerationCall), "A generation request has another kind of call. This is a bug."
+        assert generated is not None, "A generation request has no generation. This is a bug."
+        writer = Writer(request, call.asked, self._tokenizer_of(request))
+        headers = {"x-request-id": request.request_id}
         while not call.over:
             await call.news()
-            if call.streams and generated is not None and generated.token_ids:
+            if call.streams and generated.token_ids:
                 break
-        failure = request.failure if call.over else None
-        if failure is not None and not (call.streams and generated is not None and generated.token_ids):
-            status, body, headers = described(failure)
-            return status, body, {**headers, "x-request-id": request.request_id}
-        if not call.streams:
-            return 200, writer.whole(), {"x-request-id": request.request_id}
-        return await self._stream(http, request, call, writer)
-
-    async def _stream(
-        self, http: web.BaseRequest, request: Request, call: HttpGenerationCall, writer: Writer
-    ) -> web.StreamResponse:
-        """Events as the text grows; a caller that reads slowly gets several deltas as one."""
-        headers = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-request-id": request.request_id}
-        stream = web.StreamResponse(headers=headers)
-        if self.drains:
-            stream.force_close()
-        await stream.prepare(http)
-        done = False
-        while not done:
-            done = call.over
-            for event in writer.events(done=done):
-                await stream.write(event)
-            await http.writer.drain()
-            if not done:
-                await call.news()
-        await stream.write_eof()
-        return stream
+        if call.over and request.failure is not None and not (call.streams and generated.token_ids):
+            status, body, others = described(request.failure)
+            exchange.answer(status, body, {**others, **headers})
+        elif not call.streams:
+            exchange.answer(200, writer.whole(), headers)
+        else:
+            exchange.begin_stream({**_EVENTS, **headers})
+            done = False
+            while not done:  # a caller that reads slowly gets several deltas as one
+                done = call.over
+                for event in writer.events(done=done):
+                    await exchange.write(event)
+                if not done:
+                    await call.news()
+            exchange.end_stream()
 
     def _tokenizer_of(self, request: Request) -> Callable[[], GenerationTokenizer]:
         """The tokenizer of its revision, which is known only after admission."""
@@ -222,9 +248,11 @@ class OpenAIService:
 
         return tokenizer
 
-    async def _tokenize(self, http: web.BaseRequest) -> Answer:
-        asked, identity = await self._asked(http, TOKENIZE)
-        served = self._served(asked.model or identity.defaults.model)
+    def _tokenize(self, exchange: Exchange) -> None:
+        exchange.run(self._count(exchange, decode(TOKENIZE, exchange.take_body())))
+
+    async def _count(self, exchange: Exchange, asked: Tokenize) -> None:
+        served = self._served(asked.model or exchange.identity.defaults.model)
         limit = max(_LONG_CHARACTERS, _CHARACTERS_PER_TOKEN * served.description.max_input_tokens)
         if len(asked.prompt) > limit:
             raise FieldError(f"the prompt has more than {limit} characters", "prompt")
@@ -233,11 +261,11 @@ class OpenAIService:
         if not asked.add_special_tokens:
             ids = np.frombuffer(served.generation_tokenizer.without_special(counted.ids.tobytes()), "<i4").tolist()
         found = {"count": len(ids), "max_model_len": served.description.max_input_tokens, "tokens": ids}
-        return 200, msgspec.json.encode(found), {}
+        exchange.answer(200, msgspec.json.encode(found), {})
 
-    async def _detokenize(self, http: web.BaseRequest) -> Answer:
-        asked, identity = await self._asked(http, DETOKENIZE)
-        served = self._served(asked.model or identity.defaults.model)
+    def _detokenize(self, exchange: Exchange) -> None:
+        asked = decode(DETOKENIZE, exchange.take_body())
+        served = self._served(asked.model or exchange.identity.defaults.model)
         size = served.description.vocabulary_size
         if len(asked.tokens) > served.description.max_input_tokens:
             raise FieldError(f"more than {served.description.max_input_tokens} token ids", "tokens")
@@ -245,14 +273,7 @@ class OpenAIService:
             raise FieldError(f"a token id is not below {size}, the size of the vocabulary", "tokens")
         detokenizer = served.generation_tokenizer.detokenizer(b"")
         text = "".join(map(detokenizer.step, asked.tokens))
-        return 200, msgspec.json.encode({"prompt": text}), {}
-
-    async def _asked(self, http: web.BaseRequest, decoder: msgspec.json.Decoder[T]) -> tuple[T, Identity]:
-        identity = self._calls.callers.identify(HttpContext(http))
-        room = self._calls.enter(identity.holders)
-        data = await self._calls.body(http, room)
-        room.widen(len(data))
-        return decode(decoder, data), identity
+        exchange.answer(200, msgspec.json.encode({"prompt": text}), {})
 
     def _served(self, name: str) -> ServedRevision:
         """The revision that most servers have. Raises UnknownModel or ModelUnavailable."""
@@ -262,28 +283,27 @@ class OpenAIService:
                 return served
         raise ModelUnavailable(f"model {name} has no server now")
 
-    async def _list_models(self, http: web.BaseRequest) -> Answer:
-        self._calls.enter(self._calls.callers.identify(HttpContext(http)).holders)
-        return 200, msgspec.json.encode({"object": "list", "data": listed(self._models)}), {}
+    def _list_models(self, exchange: Exchange) -> None:
+        exchange.answer(200, msgspec.json.encode({"object": "list", "data": listed(self._models)}), {})
 
-    async def _show_model(self, http: web.BaseRequest) -> Answer:
-        self._calls.enter(self._calls.callers.identify(HttpContext(http)).holders)
-        name = http.path.removeprefix("/v1/models/")
+    def _show_model(self, exchange: Exchange) -> None:
+        name = exchange.path.removeprefix("/v1/models/")
         found = listed(self._models.find(name, task) for task in Task)
         if not found:
             raise ModelUnavailable(f"model {name} has no server now")
-        return 200, msgspec.json.encode(found[0]), {}
+        exchange.answer(200, msgspec.json.encode(found[0]), {})
 
-    async def _health(self, http: web.BaseRequest) -> Answer:
-        del http
-        return (503 if self.drains else 200), b"{}", {}
+    def _health(self, exchange: Exchange) -> None:
+        exchange.answer(503 if self.drains else 200, b"{}", {})
 
 
-def _takes_long(request: Request) -> bool:
-    call = call_of(request)
-    assert isinstance(call, HttpCall), "A call over gRPC was answered over HTTP. This is a bug."
+def _write(exchange: Exchange, request: Request, body: bytes) -> None:
+    exchange.answer(200, body, {**timing_headers(request), "x-request-id": request.request_id})
+
+
+def _takes_long(request: Request, *, as_base64: bool) -> bool:
     options = request.options
-    as_floats = not call.as_base64 and options.encoding == pb.ENCODING_FLOAT32
+    as_floats = not as_base64 and options.encoding == pb.ENCODING_FLOAT32
     return is_large(request) or (as_floats and len(request.outcomes) * options.dimensions > _MANY_FLOATS)
 
 

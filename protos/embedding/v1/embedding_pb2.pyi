@@ -72,7 +72,7 @@ class Input(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., token_count: _Optional[int] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
-    __slots__ = ("request_id", "model", "model_revision", "inputs", "input_type", "priority", "dimensions", "encoding", "normalize", "truncate", "tenant", "expire_time")
+    __slots__ = ("request_id", "model", "model_revision", "inputs", "input_type", "priority", "dimensions", "encoding", "normalize", "truncate", "tenant", "expire_time", "truncate_to")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,7 @@ class EmbedRequest(_message.Message):
     TRUNCATE_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_TO_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     model_revision: str
@@ -97,7 +98,8 @@ class EmbedRequest(_message.Message):
     truncate: Truncate
     tenant: str
     expire_time: _timestamp_pb2.Timestamp
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., input_type: _Optional[_Union[InputType, str]] = ..., priority: _Optional[_Union[Priority, str]] = ..., dimensions: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., normalize: bool = ..., truncate: _Optional[_Union[Truncate, str]] = ..., tenant: _Optional[str] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    truncate_to: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., input_type: _Optional[_Union[InputType, str]] = ..., priority: _Optional[_Union[Priority, str]] = ..., dimensions: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., normalize: bool = ..., truncate: _Optional[_Union[Truncate, str]] = ..., tenant: _Optional[str] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., truncate_to: _Optional[int] = ...) -> None: ...
 
 class Status(_message.Message):
     __slots__ = ("code", "message", "retryable", "retry_delay")

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from aggregator.sources.calls import calls as common
-from aggregator.sources.http import calls, listener
+from aggregator.sources.http import calls, connection, listener
 from k8s.process import open_files
 from tests.integration.frontdoor.test_http import embed, http_door
 from tests.support.listening import slow_engine
@@ -100,8 +100,8 @@ WRONG = {
 async def test_what_is_wrong_on_the_wire_is_named_and_its_connection_closed(
     sent: bytes, status: int, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "_PATIENCE_S", 0.5)
-    monkeypatch.setattr(calls, "_LINGER_S", 0.2)
+    monkeypatch.setattr(connection, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(connection, "_LINGER_S", 0.2)
     async with http_door() as (door, session), connected(door.http) as (reader, writer):
         writer.write(sent)
         found, _, body = await answer(reader)
@@ -126,7 +126,7 @@ async def test_headers_are_bounded_for_each_request_and_not_for_the_connection()
 
 
 async def test_a_body_of_one_byte_a_second_is_ended_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(connection, "_PATIENCE_S", 1.0)
     async with http_door() as (door, session):
 
         async def drip() -> tuple[int, str]:
@@ -147,7 +147,7 @@ async def test_a_body_of_one_byte_a_second_is_ended_and_holds_up_nobody(monkeypa
 
 
 async def test_a_body_with_too_many_texts_is_refused_before_all_of_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_LINGER_S", 0.2)
+    monkeypatch.setattr(connection, "_LINGER_S", 0.2)
     async with http_door() as (door, session), connected(door.http) as (reader, writer):
         writer.write(HEAD + b'content-length: 4000000\r\n\r\n{"input":[' + b'"a",' * 20_000)
         status, _, body = await answer(reader)
@@ -190,7 +190,7 @@ async def test_a_token_that_is_not_utf8_is_refused_as_any_other_unknown_one(tmp_
 
 async def test_a_refused_body_delays_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_BYTES_PER_S", 1000.0)
-    monkeypatch.setattr(calls, "_LINGER_S", 0.2)
+    monkeypatch.setattr(connection, "_LINGER_S", 0.2)
     body = json.dumps({"input": "rain " * 6700, "truncate_prompt_tokens": 10}).encode()
     async with (
         http_door() as (door, _),
@@ -268,7 +268,7 @@ async def test_the_connection_that_is_idle_for_longest_gives_way_to_a_new_one() 
 
 async def test_a_response_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its room is free again. Until then its connection is read no further."""
-    monkeypatch.setattr(listener, "_UNREAD_S", 1.0)
+    monkeypatch.setattr(connection, "_UNREAD_S", 1.0)
     async with http_door() as (door, session), connected(door.http) as (_, writer):
         transport = writer.transport
         assert isinstance(transport, asyncio.Transport)
