@@ -12,13 +12,11 @@ from aggregator.errors import Code, TokenbatchError
 from aggregator.observability.metrics import Metrics
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority, Task
-from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call
 from aggregator.sources.calls.load import Limits, Load
-from aggregator.sources.http.calls import HttpCall
 from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, failed_input
 from aggregator.sources.http.errors import described
-from aggregator.sources.http.generation import DONE, GenerationReader, HttpGenerationCall, Writer
+from aggregator.sources.http.generation import DONE, ChatRequest, CompletionRequest, GenerationReader, Writer
 from aggregator.sources.messages import decode_request
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.embedding.v1.embedding_pb2 import EmbedRequest
@@ -26,10 +24,10 @@ from protos.generation.v1 import generation_pb2 as pb
 from tests.fuzz.target import Target
 from tests.support.fake_source import GRPC
 
-_IDENTITY = Identity(Defaults(GRPC, "m", Priority.INTERACTIVE, max_inputs=5), None, None, ())
+_DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE, max_inputs=5)
 _FAILURE = Failure(Code.INTERNAL, "it broke")
 _MOST_CHARACTERS = 301
-_LOAD = Load(Limits(), Metrics(MetricsBuffer()))
+_ORIGIN = Call(Load(Limits(), Metrics(MetricsBuffer())).enter(()))
 
 
 class _AnyRevision(Revisions):
@@ -69,26 +67,20 @@ def _refused(error: TokenbatchError) -> None:
     assert len(shown["message"]) <= _MOST_CHARACTERS, "A refusal quotes too much."
 
 
-def _call(kind: type[HttpCall | HttpGenerationCall]) -> Call:
-    room = _LOAD.enter(())
-    room.leave()
-    return kind(room, "id")
-
-
-def _parsed(message: EmbedRequest | pb.GenerateRequest, call: Call) -> Request:
+def _parsed(message: EmbedRequest | pb.GenerateRequest) -> Request:
     times = {"received_s": 0.0, "wall_s": 1000.0, "deadline_s": inf}
-    return decode_request(message, _IDENTITY.defaults, call, **times, traceparent=None)
+    return decode_request(message, _DEFAULTS, _ORIGIN, **times, traceparent=None)
 
 
 def check_embeddings(data: bytes) -> None:
     """A body of /v1/embeddings."""
     try:
-        call = _call(HttpCall)
-        request = _parsed(_EMBEDDINGS(data, _IDENTITY, call), call)
+        message, _ = _EMBEDDINGS(data, _DEFAULTS, "id")
+        request = _parsed(message)
     except TokenbatchError as error:
         _refused(error)
         return
-    assert 0 < len(request.inputs) <= _IDENTITY.defaults.max_inputs, "More inputs than are taken, or none."
+    assert 0 < len(request.inputs) <= _DEFAULTS.max_inputs, "More inputs than are taken, or none."
     request.fail(_FAILURE)
     found = failed_input(request)
     assert found is not None, "A failed request has no failure."
@@ -99,15 +91,15 @@ def check_generation(data: bytes) -> None:
     """A body of /v1/completions, or of /v1/chat/completions behind an odd byte."""
     read = _GENERATION.chat if data[:1] and data[0] % 2 else _GENERATION.completion
     try:
-        call = _call(HttpGenerationCall)
-        request = _parsed(read(data[1:], _IDENTITY, call), call)
+        message, asked = read(data[1:], _DEFAULTS, "id")
+        request = _parsed(message)
     except TokenbatchError as error:
         _refused(error)
         return
-    _write(request)
+    _write(request, asked)
 
 
-def _write(request: Request) -> None:
+def _write(request: Request, asked: CompletionRequest | ChatRequest) -> None:
     """Two tokens, whole and as events."""
     generated = request.generation
     assert generated is not None, "A generation request has no generation."
@@ -117,9 +109,9 @@ def _write(request: Request) -> None:
     generated.extend([0, 1], logprobs)
     if not generated.finished:
         generated.end(pb.FINISH_REASON_LENGTH)
-    json.loads(Writer(request, lambda: cast("Any", _Letters())).whole())
+    json.loads(Writer(request, asked, lambda: cast("Any", _Letters())).whole())
     generated.restart_stream()
-    *events, last = Writer(request, lambda: cast("Any", _Letters())).events(done=True)
+    *events, last = Writer(request, asked, lambda: cast("Any", _Letters())).events(done=True)
     assert last == DONE, "A stream does not end."
     for event in events:
         json.loads(event.removeprefix(b"data: "))

@@ -6,6 +6,7 @@ import asyncio
 import math
 import tempfile
 from collections.abc import Iterable, Mapping
+from functools import partial
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.callers import Authentication, Callers, StaticTokens
 from aggregator.sources.calls.calls import Call, CallBatcher, call_of
 from aggregator.sources.calls.load import Limits, Load, Room
-from aggregator.sources.grpc.reading import Context, GrpcCalls, Reading, refusal
+from aggregator.sources.grpc.reading import Context, GrpcCalls, Reading, read_embed, refusal
 from aggregator.sources.parsing import SMALL_BYTES, decode, head
 from aggregator.sources.response import response
 from k8s.process.metrics_buffer import MetricsBuffer
@@ -48,7 +49,7 @@ class _Batcher(CallBatcher):
     @override
     def add(self, call: Request) -> None:
         call.fail(Failure(Code.INTERNAL, "it broke"))
-        call_of(call).complete()
+        call_of(call).complete(call)
 
 
 def _give_up(request: Request) -> None:
@@ -57,7 +58,7 @@ def _give_up(request: Request) -> None:
 
 def _calls(known: Authentication | None) -> GrpcCalls:
     defaults = Defaults(GRPC, "m", Priority.INTERACTIVE, max_inputs=4)
-    load = Load(Limits(2, 100_000, 1), Metrics(MetricsBuffer()), lambda: 0.5)
+    load = Load(Limits(max_calls=2, max_pending_bytes=100_000, max_streams=1), Metrics(MetricsBuffer()), lambda: 0.5)
     return GrpcCalls(
         _Batcher(lambda now_s: now_s),
         _give_up,
@@ -103,9 +104,10 @@ async def _serve(calls: GrpcCalls, context: Context, data: bytes) -> None:
     """As the service does, once the message has come."""
     room: Room | None = None
     try:
-        identity = calls.callers.identify(context)
+        identity = calls.identify(context)
         room = calls.load.enter(identity.holders)
-        taken = await calls.take(data, identity, inf, Call(room))
+        room.widen(len(data))
+        taken = await calls.take_large(data, identity, inf, room, partial(read_embed, Call(room)))
         await calls.embed(taken)
         response(taken, taken.request_id)
     except TokenbatchError as error:

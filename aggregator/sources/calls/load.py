@@ -22,7 +22,7 @@ Holders = tuple[str, ...]
 _RETRY_AFTER_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The limits of all listeners together; calls above are refused with RESOURCE_EXHAUSTED, or wait in the client.
 

@@ -130,10 +130,10 @@ async def test_a_fault_that_nobody_thought_of_is_told_and_logged_without_its_wor
 ) -> None:
     take = Calls.take
 
-    async def broken(calls: Calls, data: bytes, *about: Any) -> Request:
+    def broken(calls: Calls, data: bytes, *about: Any) -> Request:
         if b"strange" in data:
             raise ZeroDivisionError("strange text")
-        return await take(calls, data, *about)
+        return take(calls, data, *about)
 
     monkeypatch.setattr(Calls, "take", broken)
     async with listening() as door:

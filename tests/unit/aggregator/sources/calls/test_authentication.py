@@ -9,18 +9,18 @@ import pytest
 
 from aggregator.errors import Unauthenticated
 from aggregator.settings.aggregator import JwtSettings
-from aggregator.sources.calls.callers import Authentication, JwtTokens
+from aggregator.sources.calls.callers import Authentication, CertificateNames, JwtTokens
 
 
 def test_a_certificate_names_its_tenant() -> None:
     authentication = Authentication([], client_certificates=True)
-    assert authentication.by_certificate({"x509_common_name": [b"t\xc3\xa9am"]}).tenant == "t\u00e9am"
+    assert authentication.by_certificate(CertificateNames(common_names=[b"t\xc3\xa9am"])).tenant == "t\u00e9am"
 
 
 def test_a_certificate_whose_name_is_no_text_is_refused() -> None:
     authentication = Authentication([], client_certificates=True)
     with pytest.raises(Unauthenticated, match="is not UTF-8"):
-        authentication.by_certificate({"x509_common_name": [b"t\xffeam"]})
+        authentication.by_certificate(CertificateNames(common_names=[b"t\xffeam"]))
 
 
 @pytest.mark.parametrize("kid", [{}, {"kid": "same"}])

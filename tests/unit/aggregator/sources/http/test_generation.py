@@ -14,19 +14,19 @@ from aggregator.observability.metrics import Metrics
 from aggregator.request.generated_text import GeneratedText, logprobs_of
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.load import Limits, Load, Room
 from aggregator.sources.generation import parse
 from aggregator.sources.http.embeddings import Revisions
 from aggregator.sources.http.errors import FieldError
-from aggregator.sources.http.generation import DONE, GenerationReader, HttpGenerationCall, Writer
+from aggregator.sources.http.generation import DONE, GenerationReader, Writer
+from aggregator.sources.http.service import HttpGenerationCall
 from aggregator.tokenizers.fast_tokenizer import FastTokenizer
 from aggregator.tokenizers.tokenizer import GenerationTokenizer
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_source import GRPC
 
-IDENTITY = Identity(Defaults(GRPC, "m", Priority.INTERACTIVE), None, None, ())
+DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE)
 WORDS = {5: "the", 6: " cat", 7: " sat", 8: " é", 9: "the"}
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -57,15 +57,15 @@ def room() -> Room:
 
 def begun(tokenizer: GenerationTokenizer | None = None, /, **fields: Any) -> tuple[Request, GeneratedText, Writer]:
     """The request for a body, with a prompt of two tokens, and its writer."""
-    call = HttpGenerationCall(room(), "r")
     reader = GenerationReader(NoModels(), trusts_token_ids=False)
     read = reader.chat if "messages" in fields else reader.completion
-    message = read(json.dumps(fields).encode(), IDENTITY, call)
-    request = parse(message, IDENTITY.defaults, call, received_s=0.0, wall_s=0.0, deadline_s=60.0)
+    message, asked = read(json.dumps(fields).encode(), DEFAULTS, "r")
+    call = HttpGenerationCall(room(), asked)
+    request = parse(message, DEFAULTS, call, received_s=0.0, wall_s=0.0, deadline_s=60.0)
     assert request.generation is not None
     detokenizer = Words() if tokenizer is None else tokenizer.detokenizer(bytes(8))
     request.generation.begin("r1", bytes(8), detokenizer)
-    return request, request.generation, Writer(request, lambda: tokenizer or cast("Any", Words()))
+    return request, request.generation, Writer(request, asked, lambda: tokenizer or cast("Any", Words()))
 
 
 def read(event: bytes) -> Any:

@@ -11,34 +11,32 @@ from openai.types.chat import ChatCompletionMessage
 from aggregator.errors import InvalidRequest
 from aggregator.request.request import Defaults, Failure
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.calls.callers import Identity
 from aggregator.sources.generation import parse
-from aggregator.sources.http.calls import HttpCall
 from aggregator.sources.http.embeddings import EmbeddingsReader
 from aggregator.sources.http.errors import FieldError, error_of
-from aggregator.sources.http.generation import GenerationReader, HttpGenerationCall
+from aggregator.sources.http.generation import GenerationReader
 from aggregator.sources.http.json_body import decode
-from aggregator.sources.http.service import DETOKENIZE, TOKENIZE
+from aggregator.sources.http.service import DETOKENIZE, TOKENIZE, HttpGenerationCall
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_source import GRPC
 from tests.unit.aggregator.sources.http.test_generation import CHAT, NoModels, room
 
-IDENTITY = Identity(Defaults(GRPC, "m", Priority.INTERACTIVE), None, None, ())
+DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE)
 COMPLETIONS, CHATS, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 USER = {"role": "user", "content": "hi"}
 
 
 def generation(path: str, body: bytes) -> pb.GenerateRequest:
     reader = GenerationReader(NoModels(), trusts_token_ids=False)
-    call = HttpGenerationCall(room(), "r")
-    message = (reader.chat if path == CHATS else reader.completion)(body, IDENTITY, call)
-    parse(message, IDENTITY.defaults, call, received_s=0.0, wall_s=0.0)
+    message, asked = (reader.chat if path == CHATS else reader.completion)(body, DEFAULTS, "r")
+    parse(message, DEFAULTS, HttpGenerationCall(room(), asked), received_s=0.0, wall_s=0.0)
     return message
 
 
 def embeddings(body: bytes) -> embedding.EmbedRequest:
-    return EmbeddingsReader(NoModels(), trusts_token_ids=False)(body, IDENTITY, HttpCall(room(), "r"))
+    message, _ = EmbeddingsReader(NoModels(), trusts_token_ids=False)(body, DEFAULTS, "r")
+    return message
 
 
 def read(path: str, body: bytes) -> object:
