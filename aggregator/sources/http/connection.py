@@ -43,7 +43,7 @@ class Connection(asyncio.Protocol):
     _drained: asyncio.Future[None] | None = None
     _held = b""
     _wait_s = 0.0
-    _head_bytes = _headers = _unproductive = 0
+    _head_bytes = _headers = _hosts = _unproductive = 0
     """Of the head that is parsed now; and the bytes since the last of a body."""
     _is_advancing = _is_broken = _is_busy = _is_closing = _is_full = False
     _is_paused = _is_resting = _is_serving = False
@@ -162,7 +162,7 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._arriving = exchange = Exchange(self)
         self._exchanges.append(exchange)
-        self._head_bytes = self._headers = 0
+        self._head_bytes = self._headers = self._hosts = 0
 
     def on_url(self, part: bytes) -> None:
         self._now.url += part
@@ -173,15 +173,20 @@ class Connection(asyncio.Protocol):
         if not exchange.has_head:  # else a trailer
             self._headers += 1
             self._head_bytes += len(name) + len(value) + 4
-            exchange.headers.setdefault(name.lower(), value)
+            name = name.lower()
+            self._hosts += name == b"host"
+            exchange.headers.setdefault(name, value)
 
     def on_headers_complete(self) -> None:
         exchange, parser = self._now, self._parser
-        upgrades = parser.should_upgrade()
-        is_tunnel = upgrades and (exchange.is_chunked or parser.get_method() == b"CONNECT")
-        if is_tunnel or self._head_bytes > _MAX_HEAD_BYTES or self._headers > _MAX_HEADERS:
-            raise ValueError("this is the parser's last callback")
-        exchange.begin(parser.get_method().decode(), parser.get_http_version(), keeps_alive=parser.should_keep_alive())
+        method, version, upgrades = parser.get_method(), parser.get_http_version(), parser.should_upgrade()
+        coding = exchange.headers.get(b"transfer-encoding", b"chunked").strip().lower()
+        is_tunnel = upgrades and (exchange.is_chunked or method == b"CONNECT")
+        names_host = self._hosts == 1 or (version == "1.0" and not self._hosts)
+        is_long = self._head_bytes > _MAX_HEAD_BYTES or self._headers > _MAX_HEADERS
+        if version not in {"1.0", "1.1"} or coding != b"chunked" or not names_host or is_tunnel or is_long:
+            raise ValueError("the parser ends here")
+        exchange.begin(method.decode(), version, keeps_alive=parser.should_keep_alive())
         exchange.upgrades = upgrades and exchange.missing_bytes > 0
         self._unproductive = 0
 

@@ -94,6 +94,7 @@ class Connections:
         """The one that has been idle for longest first."""
         self._busy: set[Connection] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._is_ticking = False
 
     def __len__(self) -> int:
         return len(self._idle) + len(self._busy)
@@ -120,21 +121,21 @@ class Connections:
     def set_busy(self, connection: Connection) -> None:
         self._idle.pop(connection, None)
         self._busy.add(connection)
-        self._wake(_TICK_S)
+        if not self._is_ticking:
+            self._is_ticking = True
+            self._wake(_TICK_S)
 
     def set_idle(self, connection: Connection | _Handshake) -> None:
         self._busy.discard(connection)
         self._idle[connection] = None
         connection.due_s = time.monotonic() + _KEEPALIVE_S
-        self._wake(_KEEPALIVE_S)
+        if self._timer is None:
+            self._wake(_KEEPALIVE_S)
 
     def _wake(self, after_s: float) -> None:
-        loop = asyncio.get_running_loop()
         if self._timer is not None:
-            if self._timer.when() <= loop.time() + after_s:
-                return
             self._timer.cancel()
-        self._timer = loop.call_later(after_s, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
@@ -144,7 +145,8 @@ class Connections:
         while self._idle and (idlest := next(iter(self._idle))).due_s <= now_s:
             self.leave(idlest)
             idlest.close()
-        if self._busy:
+        self._is_ticking = bool(self._busy)
+        if self._is_ticking:
             self._wake(_TICK_S)
         elif self._idle:
             self._wake(max(_TICK_S, next(iter(self._idle)).due_s - now_s))
