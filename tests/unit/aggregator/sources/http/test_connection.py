@@ -116,10 +116,16 @@ LINES = (
     ],
 )
 ENDS = [b"\r\n"], [b"\n", b"\r", b"\n\r", b"\r\r\n"]
-CHUNKS = [b"3\r\nabc", b"3;e=1\r\nabc", b"03\r\nabc", b"A\r\n0123456789"], [
-    *(b"3\nabc", b"3 \r\nabc", b"+3\r\nabc", b"0x3\r\nabc", b"3\r\nabcd", b"2\r\nabc", b"f" * 17 + b"\r\n"),
-]
-CODINGS = [b"chunked", b"Chunked"], [b"chunked, gzip", b"gzip, chunked", b"\x0bchunked", b"identity", b"chunked, chunked"]
+CHUNKS = (
+    [b"3\r\nabc", b"3;e=1\r\nabc", b"03\r\nabc", b"A\r\n0123456789"],
+    [
+        *(b"3\nabc", b"3 \r\nabc", b"+3\r\nabc", b"0x3\r\nabc", b"3\r\nabcd", b"2\r\nabc", b"f" * 17 + b"\r\n"),
+    ],
+)
+CODINGS = (
+    [b"chunked", b"Chunked"],
+    [b"chunked, gzip", b"gzip, chunked", b"\x0bchunked", b"identity", b"chunked, chunked"],
+)
 LENGTHS = [b"3", b"03"], [b"+3", b"3, 3", b"", b"-1", b"0x3", b"3 3", b"4", b"2", b"9" * 23]
 
 
@@ -139,7 +145,7 @@ def some_requests(chance: random.Random) -> bytes:
         if framing == 1:
             lines.append(b"content-length: " + pick(LENGTHS))
             body = b"abc"
-        elif framing == 2:  # noqa: PLR2004 - the third of three
+        elif framing == 2:
             lines.append(b"transfer-encoding: " + pick(CODINGS))
             body = pick(CHUNKS) + b"\r\n0\r\n\r\n"
         made += b"".join(each + pick(ENDS) for each in (*lines, b"")) + body
