@@ -17,7 +17,7 @@ from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, failed_input
 from aggregator.sources.http.errors import described
 from aggregator.sources.http.generation import DONE, ChatRequest, CompletionRequest, GenerationReader, Writer
-from aggregator.sources.messages import decode_request
+from aggregator.sources.wire.values import decode_request
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.embedding.v1.embedding_pb2 import EmbedRequest
 from protos.generation.v1 import generation_pb2 as pb

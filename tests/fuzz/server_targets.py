@@ -26,8 +26,8 @@ from aggregator.sources.calls.callers import Authentication, Callers, StaticToke
 from aggregator.sources.calls.calls import Call, CallBatcher, call_of
 from aggregator.sources.calls.load import Limits, Load, Room
 from aggregator.sources.grpc.reading import Context, GrpcCalls, Reading, read_embed, refusal
-from aggregator.sources.parsing import SMALL_BYTES, decode, head
-from aggregator.sources.response import response
+from aggregator.sources.wire.decode import SMALL_BYTES, decode, head
+from aggregator.sources.wire.encode import response
 from k8s.process.metrics_buffer import MetricsBuffer
 from modelserver.engines.synthetic import synthetic_facts
 from modelserver.errors import InvalidBatch

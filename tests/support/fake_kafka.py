@@ -237,6 +237,7 @@ class FakeMember:
         self.generation = -1
         self.member_id = ""
         self.starts: dict[TopicPartition, int] = {}
+        self._unplaced: set[TopicPartition] = set()
         self._listener: Any = None
         self._positions: dict[TopicPartition, int | None] = {}
         self._rejoining: asyncio.Task[None] | None = None
@@ -271,7 +272,7 @@ class FakeMember:
     def assigned(self, generation: int, tps: Sequence[TopicPartition]) -> None:
         self.generation = generation
         self._positions = dict.fromkeys(tps)
-        self.starts = {}
+        self._unplaced = set(tps)  # until the first seek, what is committed was read by the assignment before
         if not self._gone:
             self._telling = asyncio.get_running_loop().create_task(self._listener.on_partitions_assigned(set(tps)))
 
@@ -309,7 +310,9 @@ class FakeMember:
         if tp not in self._positions:
             raise kafka_errors.IllegalStateError
         self._positions[tp] = offset
-        self.starts.setdefault(tp, offset)
+        if tp in self._unplaced:
+            self._unplaced.discard(tp)
+            self.starts[tp] = offset
 
     async def position(self, tp: TopicPartition) -> int:
         position = self._positions.get(tp)

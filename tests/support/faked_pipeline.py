@@ -25,7 +25,7 @@ from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.calls import Call, CallBatcher, call_of
 from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.kafka.committed_offset import CommittedOffset, InFlightRecord
-from aggregator.sources.parsing import parse
+from aggregator.sources.wire.decode import parse
 from aggregator.tokenizers.tokenizer import TokenBatch, Tokenizer
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.embedding.v1 import embedding_pb2 as pb

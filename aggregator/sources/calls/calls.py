@@ -23,8 +23,8 @@ from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.calls.callers import Authentication, Callers, Identity, tenant_holder
 from aggregator.sources.calls.load import Load, Room
 from aggregator.sources.calls.models import ServedModels
-from aggregator.sources.messages import decode_request
-from aggregator.sources.parsing import SMALL_BYTES
+from aggregator.sources.wire.decode import SMALL_BYTES
+from aggregator.sources.wire.values import decode_request
 from protos.embedding.v1.embedding_pb2 import EmbedRequest
 from protos.generation.v1.generation_pb2 import GenerateRequest
 

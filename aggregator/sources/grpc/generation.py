@@ -10,8 +10,8 @@ from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Failure, Request
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, GenerationCall
-from aggregator.sources.generation import decode, response
 from aggregator.sources.grpc.reading import Context, GrpcCalls, answering
+from aggregator.sources.wire.generation import decode, response
 from protos.generation.v1 import generation_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Generation"].full_name

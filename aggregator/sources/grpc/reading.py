@@ -21,8 +21,8 @@ from aggregator.request.request import Failure, Request
 from aggregator.sources.calls.callers import CertificateNames, Identity
 from aggregator.sources.calls.calls import Call, Calls, failure_of
 from aggregator.sources.calls.load import Holders, Load, Room
-from aggregator.sources.parsing import SMALL_BYTES, decode, head
-from aggregator.sources.response import MAX_ECHOED, fill_status
+from aggregator.sources.wire.decode import SMALL_BYTES, decode, head
+from aggregator.sources.wire.encode import MAX_ECHOED, fill_status
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest
 

@@ -16,7 +16,7 @@ from aggregator.sources.calls.load import Holders
 from aggregator.sources.calls.models import ServedModels
 from aggregator.sources.grpc.reading import Context, GrpcCalls, answering
 from aggregator.sources.grpc.stream import OVER, Stream
-from aggregator.sources.response import is_large, to_protobuf
+from aggregator.sources.wire.encode import is_large, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _SILENT_S = 5.0

@@ -18,7 +18,7 @@ from aggregator.sources.calls.calls import Call, call_of, failure_of
 from aggregator.sources.calls.load import Room
 from aggregator.sources.calls.models import ServedModels
 from aggregator.sources.grpc.reading import Context, GrpcCalls, read_embed, refusal
-from aggregator.sources.response import is_large, to_protobuf
+from aggregator.sources.wire.encode import is_large, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _LOG = logging.getLogger(__name__)

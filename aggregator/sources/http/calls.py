@@ -10,7 +10,7 @@ from aggregator.sources.calls.calls import Calls
 from aggregator.sources.calls.load import RateLimit
 from aggregator.sources.http.errors import FieldError, HttpError
 from aggregator.sources.http.exchange import Exchange
-from aggregator.sources.parsing import SMALL_BYTES
+from aggregator.sources.wire.decode import SMALL_BYTES
 
 _BYTES_PER_S = 16.0 * 1024 * 1024
 """Of all large bodies together: reading them faster would hold up the event loop, and so all other callers.

@@ -18,7 +18,7 @@ from aggregator.scheduler.work_item import Task
 from aggregator.sources.calls.models import ServedModel, ServedModels
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode
-from aggregator.sources.parsing import MAX_TOKEN_IDS
+from aggregator.sources.wire.decode import MAX_TOKEN_IDS
 from protos.embedding.v1 import embedding_pb2 as pb
 
 PRIORITIES = {

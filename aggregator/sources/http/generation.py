@@ -15,7 +15,7 @@ from aggregator.scheduler.work_item import Task
 from aggregator.sources.http.embeddings import FOREIGN_IDS, PRIORITIES, Revisions, check_nesting
 from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.json_body import decode
-from aggregator.sources.parsing import MAX_TOKEN_IDS
+from aggregator.sources.wire.decode import MAX_TOKEN_IDS
 from aggregator.tokenizers.tokenizer import GenerationTokenizer
 from protos.generation.v1 import generation_pb2 as pb
 

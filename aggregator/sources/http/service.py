@@ -25,8 +25,8 @@ from aggregator.sources.http.errors import FieldError, HttpError, described
 from aggregator.sources.http.exchange import Exchange
 from aggregator.sources.http.generation import ChatRequest, CompletionRequest, GenerationReader, Writer
 from aggregator.sources.http.json_body import decode
-from aggregator.sources.parsing import SMALL_BYTES
-from aggregator.sources.response import is_large
+from aggregator.sources.wire.decode import SMALL_BYTES
+from aggregator.sources.wire.encode import is_large
 from aggregator.tokenizers.tokenizer import GenerationTokenizer
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest

@@ -19,7 +19,7 @@ from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.large_records import Fetched
 from aggregator.sources.kafka.records import REDRIVES, Header, ReplyRoute
-from aggregator.sources.messages import (
+from aggregator.sources.wire.values import (
     JSON,
     MAX_BYTES,
     PROTOBUF,

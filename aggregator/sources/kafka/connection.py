@@ -19,7 +19,7 @@ from aiokafka.conn import collect_hosts, create_conn
 from typing_extensions import override
 
 from aggregator.settings.aggregator import KafkaSettings, SaslSettings
-from aggregator.sources.messages import DEAD_LETTER_SUFFIX
+from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX
 from k8s.process.addresses import split_servers
 from k8s.process.errors import StartError
 

@@ -17,7 +17,7 @@ from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.records import Header, OutgoingRecord, Producer
-from aggregator.sources.messages import DEAD_LETTER_SUFFIX
+from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX
 
 _LOG = logging.getLogger(__name__)
 _PAUSE_S = 1.0

@@ -25,7 +25,7 @@ from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.dead_letters import DeadLetter, DeadLetters
 from aggregator.sources.kafka.deltas import Deltas
 from aggregator.sources.kafka.records import OutgoingRecord, Producer
-from aggregator.sources.messages import encode, encode_failure, internal_failure
+from aggregator.sources.wire.values import encode, encode_failure, internal_failure
 
 _UNWRITTEN: dict[type[Exception], Unwritten] = {
     UnknownTopicOrPartitionError: Unwritten.NOT_THERE,

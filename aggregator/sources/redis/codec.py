@@ -13,8 +13,8 @@ from typing import cast
 from aggregator.errors import Code, InvalidRequest, NotPermitted, RequestError, Undecodable
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Task
-from aggregator.sources import messages
-from aggregator.sources.messages import DEAD_LETTER_SUFFIX, JSON, MAX_BYTES, PROTOBUF
+from aggregator.sources.wire import values
+from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX, JSON, MAX_BYTES, PROTOBUF
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest
 
@@ -91,13 +91,13 @@ def decode(entry: Entry, *, received_s: float, wall_s: float) -> Request | None:
     try:
         entry.reply_to = _reply_to(entry)
         given_id = entry.text(b"request_id") or given_id
-        content_type = messages.content_type_of(entry.text(b"content-type"))
+        content_type = values.content_type_of(entry.text(b"content-type"))
         entry.json = content_type is not PROTOBUF
         deadline_s = _expire_s(entry) + received_s - wall_s
         limits = MAX_BYTES, intake.defaults.max_inputs
-        message = messages.message_of(value, content_type, *limits, generates=generates)
+        message = values.message_of(value, content_type, *limits, generates=generates)
         message.request_id = message.request_id or given_id
-        return messages.decode_request(
+        return values.decode_request(
             message,
             intake.defaults,
             entry,
@@ -118,7 +118,7 @@ def decode(entry: Entry, *, received_s: float, wall_s: float) -> Request | None:
         entry.letter = refused.code, str(refused)
     if entry.reply_to:
         failure, identity = Failure.of(refused), _reply_id(entry, request_id)
-        entry.reply = messages.encode_failure(request_id, failure, identity, generates=generates, as_json=entry.json)
+        entry.reply = values.encode_failure(request_id, failure, identity, generates=generates, as_json=entry.json)
     return None
 
 
@@ -162,8 +162,8 @@ def _reply_id(entry: Entry, request_id: str) -> str:
 def answer(request: Request, now_s: float) -> Entry:
     """The entry of a completed request, with its reply; `now_s`: when its generation, if it is one, was complete."""
     entry = cast("Entry", request.origin)
-    entry.reply = messages.encode(request, _reply_id(entry, request.request_id), now_s, as_json=entry.json)
-    if (failure := messages.internal_failure(request)) is not None:
+    entry.reply = values.encode(request, _reply_id(entry, request.request_id), now_s, as_json=entry.json)
+    if (failure := values.internal_failure(request)) is not None:
         entry.letter = failure.code, failure.message
     return entry
 

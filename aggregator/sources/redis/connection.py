@@ -21,8 +21,8 @@ from aggregator.errors import is_cancelled
 from aggregator.observability.metrics import Metrics
 from aggregator.request.request import REDIS
 from aggregator.settings.redis import RedisSettings
-from aggregator.sources.messages import DEAD_LETTER_SUFFIX
 from aggregator.sources.redis.codec import Command
+from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX
 from k8s.process.addresses import split_servers
 from k8s.process.errors import StartError
 

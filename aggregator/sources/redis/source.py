@@ -17,10 +17,10 @@ from aggregator.observability.metrics import Metrics, Unwritten
 from aggregator.request.request import REDIS, Backlog, Failure, Request
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.redis import RedisSettings, StreamSettings
-from aggregator.sources.messages import defaults_of, permitted
 from aggregator.sources.redis.codec import LIST, Command, Entry, Intake, answer, write_dead_letter, write_reply
 from aggregator.sources.redis.connection import TRANSIENT, Server, disconnect, prepare_streams, reason_of
 from aggregator.sources.redis.stream import Stream
+from aggregator.sources.wire.values import defaults_of, permitted
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S, _HEARTBEAT_S = 0.5, 2.0

@@ -10,10 +10,10 @@ from math import inf
 from typing import Any
 
 from aggregator.request.request import Request
-from aggregator.sources.messages import MAX_BYTES
 from aggregator.sources.redis.codec import MAX_OTHER_BYTES, Command, Entry, Intake, decode
 from aggregator.sources.redis.connection import TRANSIENT, Server, create_group
 from aggregator.sources.redis.scripts import CLAIM, LEAVE, TAKE_OVER
+from aggregator.sources.wire.values import MAX_BYTES
 
 _LIMITS = (128, MAX_BYTES, MAX_OTHER_BYTES, 1024 * 1024)
 """Entries, bytes of a value, of an entry's other fields and of all, of one claim.

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from aggregator.request.request import Request
-from aggregator.sources import response as serialized
+from aggregator.sources.wire import encode as serialized
 from modelserver.engines.synthetic import vectors
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.listening import DESCRIPTION, MODEL_FOLDER, ask, floats, listening, refused, slow_engine

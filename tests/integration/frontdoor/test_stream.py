@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aggregator.request.request import Request
-from aggregator.sources.response import to_protobuf
+from aggregator.sources.wire.encode import to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.listening import Listening, ask, listening, refused, slow_engine
 from tests.support.until import until

@@ -19,7 +19,7 @@ from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget.controller import SlaGoal, SloTracker, StepLimits
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.parsing import decode, parse
+from aggregator.sources.wire.decode import decode, parse
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import GRPC, AnyOrigin
 from tests.support.queries import query

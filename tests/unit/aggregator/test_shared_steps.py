@@ -21,7 +21,7 @@ from aggregator.request.request import Defaults, Request
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.calls import call_of
-from aggregator.sources.generation import parse
+from aggregator.sources.wire.generation import parse
 from modelserver.engines.engine import Task
 from modelserver.engines.synthetic import synthetic_facts
 from modelserver.engines.synthetic_generator import SyntheticGenerator

@@ -16,7 +16,7 @@ from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.calls.calls import call_of
-from aggregator.sources.generation import parse
+from aggregator.sources.wire.generation import parse
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_source import GRPC, text_of

@@ -10,7 +10,7 @@ from aggregator.admission.pending import Pending
 from aggregator.request.request import Defaults, Request
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.parsing import parse
+from aggregator.sources.wire.decode import parse
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import KAFKA, AnyOrigin, FakeSource
 

@@ -15,11 +15,11 @@ from aggregator.request.generated_text import GeneratedText, logprobs_of
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.load import Limits, Load, Room
-from aggregator.sources.generation import parse
 from aggregator.sources.http.embeddings import Revisions
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.generation import DONE, GenerationReader, Writer
 from aggregator.sources.http.service import HttpGenerationCall
+from aggregator.sources.wire.generation import parse
 from aggregator.tokenizers.fast_tokenizer import FastTokenizer
 from aggregator.tokenizers.tokenizer import GenerationTokenizer
 from k8s.process.metrics_buffer import MetricsBuffer

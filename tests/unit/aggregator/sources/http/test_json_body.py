@@ -11,12 +11,12 @@ from openai.types.chat import ChatCompletionMessage
 from aggregator.errors import InvalidRequest
 from aggregator.request.request import Defaults, Failure
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.generation import parse
 from aggregator.sources.http.embeddings import EmbeddingsReader
 from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.generation import GenerationReader
 from aggregator.sources.http.json_body import decode
 from aggregator.sources.http.service import DETOKENIZE, TOKENIZE, HttpGenerationCall
+from aggregator.sources.wire.generation import parse
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_source import GRPC

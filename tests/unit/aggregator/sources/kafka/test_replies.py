@@ -19,8 +19,8 @@ from aggregator.sources.kafka.codec import Refused, record_of, reply_id
 from aggregator.sources.kafka.dead_letters import DeadLetter
 from aggregator.sources.kafka.outcomes import encode_refusal, encode_replies
 from aggregator.sources.kafka.records import Header, OutgoingRecord, ReplyRoute
-from aggregator.sources.messages import JSON, PROTOBUF
-from aggregator.sources.response import response
+from aggregator.sources.wire.encode import response
+from aggregator.sources.wire.values import JSON, PROTOBUF
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import KAFKA, any_request
 from tests.support.records import in_flight_of

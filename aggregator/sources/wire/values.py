@@ -15,8 +15,8 @@ from aggregator.errors import Code, InvalidRequest, Undecodable
 from aggregator.request.request import Defaults, Failure, Origin, Request, Source
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.redis import IntakeSettings
-from aggregator.sources import generation, json_codec, parsing
-from aggregator.sources.response import MAX_ECHOED, fill_status, json_of, response, to_protobuf
+from aggregator.sources.wire import decode, generation
+from aggregator.sources.wire.encode import MAX_ECHOED, fill_status, json_of, response, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest, GenerateResponse
 
@@ -89,7 +89,7 @@ def message_of(
             "the value begins with magic byte 0, as a Schema Registry's serializers frame it: send the message alone"
         )
     if content_type is JSON:
-        return generation.decode_json(value) if generates else json_codec.parse(value, max_inputs)
+        return generation.decode_json(value) if generates else decode.decode_json(value, max_inputs)
     try:
         if content_type is not PROTOBUF:
             text = value.decode()
@@ -97,7 +97,7 @@ def message_of(
         if generates:
             generation.check(value)
             return GenerateRequest.FromString(value)
-        parsing.check(value, max_inputs)
+        decode.check(value, max_inputs)
         return _from_protobuf(value)
     except DecodeError:
         kind = "a GenerateRequest" if generates else "an EmbedRequest"
@@ -119,9 +119,9 @@ def decode_request(
     deadline_s: float,
     traceparent: bytes | None,
 ) -> Request:
-    """The request of a message, as `parsing.parse` and `generation.parse` make it. Raises InvalidRequest."""
+    """The request of a message, as `decode.parse` and `generation.parse` make it. Raises InvalidRequest."""
     if isinstance(message, pb.EmbedRequest):
-        request = parsing.parse(message, defaults, origin, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
+        request = decode.parse(message, defaults, origin, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
     else:
         request = generation.parse(
             message, defaults, origin, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s

@@ -1,4 +1,4 @@
-"""Parse generation requests and build their responses; what both tasks share is in `parsing` and `response`."""
+"""Parse generation requests and build their responses; what both tasks share is in `decode` and `encode`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 from aggregator.errors import InvalidRequest, Undecodable
 from aggregator.request.generated_text import GeneratedText
 from aggregator.request.request import Defaults, Options, Origin, Request
-from aggregator.sources.parsing import MAX_TOKEN_IDS, SMALL_BYTES, count_token_ids, fields, priority_of, random_id
-from aggregator.sources.response import fill_status
+from aggregator.sources.wire.decode import MAX_TOKEN_IDS, SMALL_BYTES, count_token_ids, fields, priority_of, random_id
+from aggregator.sources.wire.encode import fill_status
 from protos.generation.v1 import generation_pb2 as pb
 
 _MAX_MESSAGES = 1024

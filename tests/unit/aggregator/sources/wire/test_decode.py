@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.errors import InvalidRequest
-from aggregator.sources.parsing import MAX_TOKEN_IDS, SMALL_BYTES, check, head
+from aggregator.sources.wire.decode import MAX_TOKEN_IDS, SMALL_BYTES, check, head
 from protos.embedding.v1 import embedding_pb2 as pb
 
 FILLER = pb.EmbedRequest(tenant="t" * SMALL_BYTES).SerializeToString()  # so that no message is a small one

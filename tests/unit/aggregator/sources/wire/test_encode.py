@@ -11,7 +11,7 @@ from google.protobuf.json_format import MessageToDict
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Options, Outcome, Request
 from aggregator.request.vector import CompletedBatch, Vector
-from aggregator.sources.response import is_large, json_of, response, to_protobuf
+from aggregator.sources.wire.encode import is_large, json_of, response, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import any_request
 

@@ -11,7 +11,7 @@ import pytest
 from aggregator.errors import Code, InvalidRequest, RequestError, Undecodable
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources import generation
+from aggregator.sources.wire import generation
 from protos.embedding.v1 import embedding_pb2
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_source import AnyOrigin, FakeSource, text_of

@@ -1,0 +1,1 @@
+"""The public messages, as every source decodes and encodes them."""
