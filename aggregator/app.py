@@ -23,7 +23,7 @@ from aggregator.replicas.pool import ModelServers, describe
 from aggregator.reports.demand import DemandMeter, DemandReport, DemandServer
 from aggregator.reports.gauges import GAUGES, OnLoop, gauge_values
 from aggregator.reports.live import LiveFeed
-from aggregator.request.request import GRPC, HTTP, Backlog
+from aggregator.request.request import GRPC, HTTP, Backlog, Source
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import DispatchPolicy
@@ -33,7 +33,7 @@ from aggregator.scheduler.work_item import Task
 from aggregator.settings.addresses import changes
 from aggregator.settings.aggregator import AggregatorSettings
 from aggregator.sources.calls.callers import open_authentication
-from aggregator.sources.calls.calls import Served
+from aggregator.sources.calls.calls import CallSource, Served
 from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.grpc.listener import GrpcSource
 from aggregator.sources.http.listener import HttpSource
@@ -92,12 +92,11 @@ class Aggregator:
             meter=meter,
             max_unavailable_s=settings.batching.max_unavailable_s,
         )
-        self._brokers: list[KafkaSource | RedisSource] = []
-        self._listeners: list[GrpcSource | HttpSource] = []
+        self.sources: list[Source] = self._pipeline.sources
         if settings.kafka.enabled:
-            self._brokers.append(self._open_kafka(settings, tracing))
+            self.sources.append(self._open_kafka(settings, tracing))
         if settings.redis.enabled:
-            self._brokers.append(self._open_redis(settings))
+            self.sources.append(self._open_redis(settings))
         served = Served(
             default_model=settings.models[0].name,
             models=self._models,
@@ -109,11 +108,9 @@ class Aggregator:
         if shortage := few_files(settings):
             _LOG.warning("the limit of open files lowers the bounds of connections", extra={"reason": shortage})
         if settings.grpc.bind:
-            self._listeners.append(GrpcSource(settings.grpc, served))
+            self.sources.append(GrpcSource(settings.grpc, served))
         if settings.http.bind:
-            self._listeners.append(HttpSource(settings.http, settings.grpc.tls, served))
-        self._pipeline.sources += [*self._brokers, *self._listeners]
-        self._pipeline.on_room += [listener.receive_now for listener in self._listeners]
+            self.sources.append(HttpSource(settings.http, settings.grpc.tls, served))
         report = DemandReport(self._models, meter, self._backlogs)
         self._demand = DemandServer(settings.demand.bind, report) if settings.demand.bind else None
         self._work: list[asyncio.Task[None]] = []
@@ -151,7 +148,7 @@ class Aggregator:
         )
 
     def _backlogs(self) -> list[Backlog]:
-        return [each for broker in self._brokers for each in broker.backlogs()]
+        return [each for source in self.sources for each in source.backlogs()]
 
     def _room(self, name: str, task: Task) -> int:
         """Tokens that a source may claim for a model: a few batches for each server, less what is held."""
@@ -183,10 +180,10 @@ class Aggregator:
         _LOG.info("aggregator stopped")
 
     async def _start(self, tasks: asyncio.TaskGroup, heartbeat: Heartbeat) -> None:
-        """Start work in `tasks`, once Kafka and every port are available. Raises StartError."""
+        """Start work in `tasks`, once every source has what it needs. Raises StartError."""
         settings = self._settings
-        for broker in self._brokers:
-            await broker.prepare(settings.lifecycle.connect_timeout_s)
+        for source in self.sources:
+            await source.prepare(settings.lifecycle.connect_timeout_s)
         read_gauges = OnLoop(lambda: gauge_values(self._models, self._backlogs()))
         self._telemetry.buffer.gauges(GAUGES, read_gauges)
         feed = LiveFeed(
@@ -194,31 +191,29 @@ class Aggregator:
             self._pool.troubles,
             self._metrics,
             meter=self._meter,
-            backlogs=self._backlogs if self._brokers else None,
-            away=lambda: [why for broker in self._brokers if (why := broker.trouble())],
+            backlogs=None if all(source.refusable for source in self.sources) else self._backlogs,
+            away=lambda: [why for source in self.sources if (why := source.trouble())],
             slo_s=settings.sla.latency_s,
             few_files=few_files(settings),
         )
         self._telemetry.show(LivePages(feed))
         ready = self._telemetry.health.ready
         ready["models"] = self._models_ready
-        ready.update((broker.name, broker.trouble) for broker in self._brokers)
+        ready.update((source.name, source.trouble) for source in self.sources)
         ready["loop"] = heartbeat.within(_UNREADY_S)
         self._work.append(tasks.create_task(unless_cancelled(self._pipeline.run()), name="pipeline"))
         self._work.append(tasks.create_task(unless_cancelled(self._ready_aggregators.run()), name="ready aggregators"))
         if self._demand is not None:
             await self._demand.start()
-        for broker in self._brokers:
-            self._work.append(tasks.create_task(unless_cancelled(broker.run()), name=broker.name))
-        for listener in self._listeners:
-            await listener.start()
+        for source in self.sources:
+            self._work.append(tasks.create_task(unless_cancelled(source.run()), name=source.name))
         self._started = True
         _LOG.info(
             "aggregator started",
             extra={
                 GRPC: None,
                 HTTP: None,
-                **{listener.name: listener.address for listener in self._listeners},
+                **{source.name: source.address for source in self.sources if isinstance(source, CallSource)},
                 "demand": self._demand.address if self._demand else None,
                 "metrics": self._telemetry.metrics_address,
             },
@@ -229,25 +224,23 @@ class Aggregator:
         self._draining = True
         grace_s = self._settings.lifecycle.grace_s
         _LOG.info("drain started", extra={"grace_s": grace_s})
-        for broker in self._brokers:
-            broker.stop_receiving()
         try:
             async with asyncio.timeout(max(0.0, grace_s - 2 * _CLOSE_TIMEOUT_S)), asyncio.TaskGroup() as tasks:
-                for listener in self._listeners:
-                    tasks.create_task(listener.stop(grace_s), name=f"stop {listener.name}")
+                for source in self.sources:
+                    tasks.create_task(source.stop(grace_s), name=f"stop {source.name}")
                 tasks.create_task(self._finish(), name="drain")
         except TimeoutError:
             _LOG.warning("drain timed out: unfinished records will be replayed, open calls are cancelled")
-        for broker in self._brokers:
-            await broker.close(_CLOSE_TIMEOUT_S)
+        for source in self.sources:
+            await source.close(_CLOSE_TIMEOUT_S)
         if self._demand is not None:
             await self._demand.stop()
 
     async def _finish(self) -> None:
         """Complete every request, and write every dead letter."""
         await self._pipeline.drain()
-        for broker in self._brokers:
-            await broker.delivered()
+        for source in self.sources:
+            await source.delivered()
 
     def _models_ready(self) -> str | None:
         """Ready when a model can be served, or scales from zero: one model without servers must not stop the others."""

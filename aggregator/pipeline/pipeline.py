@@ -61,7 +61,6 @@ class Pipeline:
     ) -> None:
         self.models = models
         self.sources: list[Source] = []
-        self.on_room: list[Callable[[], None]] = []
         self._pool = pool
         self._metrics = metrics
         self._tracing = tracing
@@ -247,8 +246,8 @@ class Pipeline:
     def _has_room(self, model_revision: ModelRevision) -> None:
         self._leave_retired(model_revision)
         self._something_changed.set()
-        for call in self.on_room:
-            call()
+        for source in self.sources:
+            source.receive_now()
 
     # 5. Complete: `run_batch` completes what ran; these complete what never ran.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -207,35 +208,60 @@ Receive = Callable[[], Awaitable[Sequence[Request]]]
 """Waits for the next requests, at least one; none once the source has ended."""
 
 
-class Source(Protocol):
-    """Where requests come from, and where their replies go."""
+class Source(ABC):
+    """Where requests come from, and where their replies go: all that the pipeline and `app.py` call of one.
+
+    Its life: `prepare`, then `run` and the `receivers` beside each other; to end, `stop`, then `delivered` when every
+    request is complete, then `close`. Whoever implements it inherits what does not concern it.
+    """
+
+    name: str
+    refusable: bool
+    """Whether its senders wait for an answer, so that they are refused at a limit.
+
+    Else it is paused, and a request without a reply is read again later.
+    """
 
     @property
-    def name(self) -> str: ...
-
-    @property
-    def refusable(self) -> bool:
-        """Whether its senders wait for an answer, so that they are refused at a limit.
-
-        Else it is paused, and a request without a reply is read again later.
-        """
-        ...
-
-    @property
+    @abstractmethod
     def receivers(self) -> Sequence[Receive]:
-        """Each is called again and again, beside the others."""
-        ...
+        """Each is called again and again, beside the others, until it returns no request."""
 
+    @abstractmethod
     def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         """Reply to completed requests of this source; yields each once its reply is delivered.
 
         A request whose reply can never be delivered has failed from then on, whatever its outcome was.
         """
-        ...
+
+    async def prepare(self, timeout_s: float) -> None:
+        """Make sure that all it needs is there; callers may come from now on. Raises StartError."""
+
+    async def run(self) -> None:
+        """Do what is to be done beside receiving, until cancelled."""
+
+    def receive_now(self) -> None:
+        """A model server has room: hand out the requests that were held back to be batched."""
 
     def pause(self, away: Callable[[str, Task], bool], full: Callable[[str, Priority], bool]) -> None:
         """Pause topics whose own model is `away` for their task, or that ask for one that is `full` for their class.
 
-        Models are given by name or alias.
+        Models are given by name or alias. A source whose senders are refused has nothing to pause.
         """
-        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more requests from now on. Returns when no sender waits, or after `grace_s`."""
+
+    async def delivered(self) -> None:
+        """Wait until everything is written that follows from completed requests, such as dead letters."""
+
+    async def close(self, timeout_s: float) -> None:
+        """Leave and disconnect, within the time-out; what has no reply is read again by others."""
+
+    def trouble(self) -> str | None:
+        """Why this process is not ready, if the source is the reason."""
+        return None
+
+    def backlogs(self) -> Sequence[Backlog]:
+        """What waits where this source reads."""
+        return ()

@@ -114,7 +114,7 @@ GIVEN_UP: list[Request] = []
 @asynccontextmanager
 async def grpc_callers(served: Served) -> AsyncGenerator[Callers]:
     source = GrpcSource(GrpcSettings(bind="127.0.0.1:0"), served)
-    await source.start()
+    await source.prepare(1.0)
     async with grpc.aio.insecure_channel(source.address) as channel:
         yield GrpcCallers(source, channel)
     await source.stop(0)
@@ -124,7 +124,7 @@ async def grpc_callers(served: Served) -> AsyncGenerator[Callers]:
 async def http_callers(served: Served) -> AsyncGenerator[Callers]:
     settings = HttpSettings(bind="127.0.0.1:0")
     source = HttpSource(settings, GrpcSettings().tls, served)
-    await source.start()
+    await source.prepare(1.0)
     async with aiohttp.ClientSession(f"http://{source.address}") as session:
         yield HttpCallers(source, session)
     await source.stop(0)
@@ -232,7 +232,7 @@ async def test_more_calls_than_the_limit_are_refused_and_the_rest_answered(calle
 async def test_a_stop_answers_what_is_open(callers: Callers) -> None:
     calling = [asyncio.create_task(callers.call("one")) for _ in range(4)]
     requests = await take(callers.source, 4)
-    stopping: Any = asyncio.create_task(callers.source.stop(60.0))  # type: ignore[attr-defined]
+    stopping: Any = asyncio.create_task(callers.source.stop(60.0))
     await asyncio.sleep(0.2)
     await reply(callers.source, [computed(request) for request in requests])
     assert [len(await each) for each in calling] == [1] * 4

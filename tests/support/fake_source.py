@@ -22,7 +22,7 @@ class AnyOrigin:
 
 
 @dataclass(eq=False)
-class FakeSource:
+class FakeSource(Source):
     """What the pipeline receives from, replies to and pauses.
 
     `incoming` has the next requests, and in a second queue the large ones.

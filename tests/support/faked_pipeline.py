@@ -103,6 +103,10 @@ class FakeGrpc(FakeSource):
         return [self.batcher.receive]
 
     @override
+    def receive_now(self) -> None:
+        self.batcher.receive_now()
+
+    @override
     async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         for request in requests:
             call_of(request).complete(request)
@@ -140,7 +144,6 @@ class FakedPipeline:
         )
         self.grpc = FakeGrpc(CallBatcher(models.next_due_s, lambda: asyncio.get_running_loop().time()))
         self.pipeline.sources += [self.kafka, self.grpc]
-        self.pipeline.on_room.append(self.grpc.batcher.receive_now)
         self.committed_offset = CommittedOffset("requests", 0, 0)
         self._offset = 0
         self._load = Load(Limits(max_calls=100_000, max_pending_bytes=1, max_streams=1), Metrics(MetricsBuffer()))

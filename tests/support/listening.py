@@ -153,9 +153,9 @@ async def listening(
         http = HttpSource(configured.http, configured.grpc.tls, served)
         pipeline.sources.append(http)
     task = asyncio.create_task(pipeline.run())
-    await source.start()
+    await source.prepare(1.0)
     if http is not None:
-        await http.start()
+        await http.prepare(1.0)
     address = source.address.replace("127.0.0.1", "localhost")  # the name in the certificates
     channel = grpc.aio.secure_channel(address, credentials) if credentials else grpc.aio.insecure_channel(address)
     try:

@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from aggregator.errors import Code, TokenbatchError
 from aggregator.observability.tracing import Tracing
-from aggregator.request.request import Defaults, Failure, Request
-from aggregator.scheduler.work_item import Priority, Task
+from aggregator.request.request import Defaults, Failure, Receive, Request, Source
+from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.callers import Authentication, Callers, Identity, tenant_holder
 from aggregator.sources.calls.load import Load, Room
 from aggregator.sources.calls.models import ServedModels
@@ -275,8 +275,8 @@ class Served:
     tracing: Tracing
 
 
-class CallSource:
-    """What gRPC and HTTP are to the pipeline. Their callers are refused where a limit is reached."""
+class CallSource(Source):
+    """What gRPC and HTTP share. Their callers are refused where a limit is reached."""
 
     refusable = True
 
@@ -284,8 +284,6 @@ class CallSource:
         self.name = name
         self.address = ""
         self._batcher = CallBatcher(served.models.next_due_s)
-        self.receivers = (self._batcher.receive,)
-        self.receive_now = self._batcher.receive_now
         defaults = Defaults(
             source=self,
             model=served.default_model,
@@ -295,10 +293,17 @@ class CallSource:
         )
         self._callers = Callers(defaults, served.authentication, traced=served.tracing.enabled)
 
+    @property
+    @override
+    def receivers(self) -> Sequence[Receive]:
+        return (self._batcher.receive,)
+
+    @override
+    def receive_now(self) -> None:
+        self._batcher.receive_now()
+
+    @override
     async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         for request in requests:
             call_of(request).complete(request)
         yield requests
-
-    def pause(self, away: Callable[[str, Task], bool], full: Callable[[str, Priority], bool]) -> None:
-        """Callers are refused instead."""

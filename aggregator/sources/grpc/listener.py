@@ -79,7 +79,8 @@ class GrpcSource(CallSource):
             reflection.enable(others, (*_SERVICES, health.SERVICE_NAME))
         self._server.add_generic_rpc_handlers((self._service.handler(), generation.handler(), others))
 
-    async def start(self) -> None:
+    @override
+    async def prepare(self, timeout_s: float) -> None:
         """Listen. Raises StartError when the address cannot be bound."""
         self.address = add_port(self._server, "grpc.bind", self._settings.bind, self._credentials)
         await self.set_serving(serving=True)
@@ -98,6 +99,7 @@ class GrpcSource(CallSource):
         for name in ("", *_SERVICES):
             await self._health.set(name, status)
 
+    @override
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, let open ones finish within the grace period, and end streams after their last answers."""
         await self.set_serving(serving=False)

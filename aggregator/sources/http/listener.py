@@ -50,7 +50,8 @@ class HttpSource(CallSource):
         self._connections: Connections | None = None
         self._listener: asyncio.Server | None = None
 
-    async def start(self) -> None:
+    @override
+    async def prepare(self, timeout_s: float) -> None:
         """Listen. Raises StartError when the address cannot be bound."""
         host, port = split_address(self._bind)
         context = _rotating(self._certificates) if self._certificates is not None else None
@@ -65,6 +66,7 @@ class HttpSource(CallSource):
         self.address = f"{self._bind.rpartition(':')[0]}:{self._listener.sockets[0].getsockname()[1]}"
         _LOG.info("http listening", extra={"address": self.address, "tls": context is not None})
 
+    @override
     async def stop(self, grace_s: float) -> None:
         """Refuse new connections, answer what is open, and cancel what is still open after `grace_s`."""
         if self._listener is None or self._connections is None:

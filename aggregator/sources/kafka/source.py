@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from math import inf
+
+from typing_extensions import override
 
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
-from aggregator.request.request import KAFKA, Backlog, Request
+from aggregator.request.request import KAFKA, Backlog, Receive, Request, Source
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.codec import decode_all, decode_large, intakes, record_of
@@ -25,8 +27,8 @@ from aggregator.sources.kafka.records import Producer
 _CLOCKS_AGREE_S = 5.0  # with NTP clocks differ by milliseconds; a record further in the future is by a wrong clock
 
 
-class KafkaSource:
-    """A Source over a consumer and a producer. Its senders do not wait: topics are paused while a model is full.
+class KafkaSource(Source):
+    """A consumer and a producer. Its senders do not wait: topics are paused while a model is full.
 
     A record is completed only when the broker has acknowledged what answers it: a reply, a dead letter, or both.
     """
@@ -77,21 +79,40 @@ class KafkaSource:
         self._paused: frozenset[str] = frozenset()
         self._large = LargeRecords(on_full_changed=self._pause_topics)
         self._refusing: asyncio.Task[None] | None = None
-        self.receivers = (self.receive, self.receive_large)
-        self.reply = self._outcomes.reply
-        self.delivered = self._dead_letters.written
-        self.run = consumer.run
-        self.stop_receiving = consumer.stop_fetching
 
+    @property
+    @override
+    def receivers(self) -> Sequence[Receive]:
+        return self.receive, self.receive_large
+
+    @override
     async def prepare(self, timeout_s: float) -> None:
         """Make sure that every topic is there, and connect the producer. Raises StartError."""
         await prepare_topics(self._settings, timeout_s)
         await self._producer.start()
 
+    @override
+    async def run(self) -> None:
+        await self._consumer.run()
+
+    @override
+    def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
+        return self._outcomes.reply(requests)
+
+    @override
+    async def stop(self, grace_s: float) -> None:
+        self._consumer.stop_fetching()
+
+    @override
+    async def delivered(self) -> None:
+        await self._dead_letters.written()
+
+    @override
     async def close(self, timeout_s: float) -> None:
         await self._producer.close(timeout_s)
         await self._consumer.close(timeout_s)
 
+    @override
     def trouble(self) -> str | None:
         return None if self._consumer.healthy else "Kafka cannot be reached"
 
@@ -151,6 +172,7 @@ class KafkaSource:
                 self._asked[record.topic].add(request.model)
                 self._deltas.follow(request)
 
+    @override
     def pause(self, away: Callable[[str, Task], bool], full: Callable[[str, Priority], bool]) -> None:
         self._stopped = frozenset(
             name
@@ -166,6 +188,7 @@ class KafkaSource:
         gone = frozenset(in_flight_records)
         return lambda request: request.source is self and record_of(request) in gone
 
+    @override
     def backlogs(self) -> list[Backlog]:
         paused = self._consumer.paused()
         return [

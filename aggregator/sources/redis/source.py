@@ -12,9 +12,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from typing_extensions import override
+
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics, Unwritten
-from aggregator.request.request import REDIS, Backlog, Failure, Request
+from aggregator.request.request import REDIS, Backlog, Failure, Receive, Request, Source
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.redis import RedisSettings, StreamSettings
 from aggregator.sources.redis.codec import LIST, Command, Entry, Intake, answer, write_dead_letter, write_reply
@@ -28,8 +30,8 @@ _FINAL = {"wrong_type": Unwritten.REFUSED, "refused": Unwritten.REFUSED, "forbid
 """Why a reply is never written: its key does not take it. Anything else passes."""
 
 
-class RedisSource:
-    """A Source over streams. Its senders do not wait: a stream is not read while its model is full."""
+class RedisSource(Source):
+    """Streams. Its senders do not wait: a stream is not read while its model is full."""
 
     name = REDIS
     refusable = False
@@ -71,16 +73,23 @@ class RedisSource:
             )
 
         self._streams = {stream.name: open_stream(stream) for stream in settings.streams}
-        self.receivers = [stream.receive for stream in self._streams.values()]
 
+    @property
+    @override
+    def receivers(self) -> Sequence[Receive]:
+        return [stream.receive for stream in self._streams.values()]
+
+    @override
     async def prepare(self, timeout_s: float) -> None:
         """Make sure that each stream has its group. Raises StartError."""
         for warning in await prepare_streams(self._settings, timeout_s):
             _LOG.warning(warning)
 
+    @override
     def trouble(self) -> str | None:
         return None if self.server.healthy else "Redis does not serve"
 
+    @override
     async def run(self) -> None:
         """Keep what is claimed from other aggregators, and measure what waits, until cancelled."""
         while True:
@@ -90,6 +99,7 @@ class RedisSource:
                     stream.waiting = max(0, length - pending["pending"])
             await asyncio.sleep(min(_HEARTBEAT_S, self._settings.client.takeover_idle_s / 3))
 
+    @override
     async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         """Write replies, then acknowledge and delete the entries; one whose reply is refused becomes a dead letter."""
         now_s = self._clock()
@@ -166,6 +176,7 @@ class RedisSource:
             for each in ids:
                 self._streams[stream].claimed.pop(each, None)
 
+    @override
     def pause(self, away: Callable[[str, Task], bool], full: Callable[[str, Priority], bool]) -> None:
         """Pause the streams whose own model has no server, or that ask for a model that is full for their class."""
         for stream in self._streams.values():
@@ -175,13 +186,12 @@ class RedisSource:
             )
             stream.change()
 
-    def stop_receiving(self) -> None:
+    @override
+    async def stop(self, grace_s: float) -> None:
         for stream in self._streams.values():
             stream.change(stop=True)
 
-    async def delivered(self) -> None:
-        """Dead letters are written with the replies."""
-
+    @override
     async def close(self, timeout_s: float) -> None:
         with suppress(*TRANSIENT):  # without Redis, others take over after `takeover_idle_s`
             async with asyncio.timeout(timeout_s):
@@ -189,6 +199,7 @@ class RedisSource:
                     await stream.leave()
         await disconnect(self.server.client)
 
+    @override
     def backlogs(self) -> list[Backlog]:
         return [
             Backlog(

@@ -275,7 +275,7 @@ async def test_a_stop_leaves_what_is_not_answered_to_others_at_once(shared: Redi
     await broker.send(message("q"))
     async with broker.opened() as source:
         await take(source, 1)
-        source.stop_receiving()
+        await source.stop(0.0)
         assert await source.receivers[0]() == ()
         await source.close(1.0)
     async with broker.opened() as other:
@@ -292,7 +292,7 @@ async def test_a_stop_leaves_to_others_what_a_claim_took_whose_answer_was_lost(s
         [consumer] = await broker.client.xinfo_consumers(broker.requests, broker.settings.group_id)
         await broker.send(message("q"))
         await broker.client.xreadgroup(broker.settings.group_id, consumer["name"], {broker.requests: ">"})
-        source.stop_receiving()
+        await source.stop(0.0)
         await source.close(1.0)
     async with broker.opened() as other:
         assert [request.request_id for request in await take(other, 1)] == ["q"]
