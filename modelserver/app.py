@@ -74,7 +74,7 @@ class Server:
         self._stop_when_measured = False
         self._failure: Exception | None = None
         self._loop = asyncio.get_running_loop()
-        self._watch = Watch(settings.timeouts)
+        self._watch = Watch()
         self._start = EngineStart(
             settings, files, lambda: self._post(lambda: self._metrics.fallbacks.add(1)), self._watch
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -89,7 +89,8 @@ class GrpcSettings(Group):
     """The gRPC port."""
 
     bind: Bind = Field(default="0.0.0.0:50061", description="host:port; port 0 picks a free one")
-    drain_timeout_s: PositiveFloat = Field(default=20.0, description="time from SIGTERM to finish the accepted batches")
+    drain_timeout_s: ClassVar[float] = 20.0
+    """From SIGTERM, to finish the accepted batches; with the pause before SIGTERM, within Kubernetes' grace period."""
 
 
 class ProfileSettings(Group):
@@ -98,7 +99,8 @@ class ProfileSettings(Group):
     enabled: bool = True
     file: Path | None = None
     cache: Path = Path("~/.cache/tokenbatch/profiles")
-    budget_s: PositiveFloat = 15.0
+    budget_s: ClassVar[float] = 15.0
+    """Enough for five runs of each size; a start that reads weights takes longer than that."""
 
 
 class SyntheticSettings(Group):
@@ -116,15 +118,6 @@ class SyntheticSettings(Group):
     poison_mode: Literal["error", "exit", "break", "stall", "hang", "lose"] = "error"
 
 
-class TimeoutSettings(Group):
-    """How long the engine may take, in seconds."""
-
-    load_s: PositiveFloat = 1800.0
-    profile_s: PositiveFloat = 300.0
-    step_s: PositiveFloat = 120.0
-    close_s: PositiveFloat = 60.0
-
-
 class ModelServerSettings(Group):
     """All settings of the model server."""
 
@@ -135,8 +128,7 @@ class ModelServerSettings(Group):
     profile: ProfileSettings = Field(
         default=ProfileSettings(),
         description="the saturation profile. enabled: measure it at the start; file: a profile that was measured"
-        " before, for this model and device; cache: folder of the profiles that were measured here; budget_s: time for"
-        " the measurement",
+        " before, for this model and device; cache: folder of the profiles that were measured here",
     )
     synthetic: SyntheticSettings = Field(
         default=SyntheticSettings(),
@@ -146,12 +138,6 @@ class ModelServerSettings(Group):
         " poison_share: the share of steps that fail by chance; poison_while: a file, steps fail while it exists;"
         " poison_mode: error (the engine recovers), break (it must be"
         " rebuilt), stall (for 3 s), hang, lose (as when the GPU is lost) or exit (of the process)",
-    )
-    timeouts: TimeoutSettings = Field(
-        default=TimeoutSettings(),
-        description="time-outs, after each of which the process ends with exit code 1: load_s to load the model and"
-        " compare the engines, at the start and when it is rebuilt; profile_s to warm up and measure the profile;"
-        " step_s for one step; close_s to close an engine",
     )
     telemetry: TelemetrySettings = TelemetrySettings(metrics_bind="0.0.0.0:9465")
 

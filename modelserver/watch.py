@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 
-from modelserver.settings import TimeoutSettings
-
 
 class Phase(StrEnum):
-    """The watched phases, each with a time-out of the same name."""
+    """The watched phases."""
 
     LOAD = "load"
     PROFILE = "profile"
@@ -19,11 +17,22 @@ class Phase(StrEnum):
     CLOSE = "close"
 
 
+TIMEOUTS_S: dict[str, float] = {
+    Phase.LOAD: 1800.0,  # tens of GB from a slow disk or the hub; also to compare the engines
+    Phase.PROFILE: 300.0,  # warm-up compiles CUDA graphs; the measurement itself takes 15 s
+    Phase.STEP: 120.0,  # a step takes less than a second on a GPU, and seconds on a busy CPU
+    Phase.CLOSE: 60.0,  # vLLM waits for its own processes
+}
+"""After each of these the process ends with exit code 1: an engine that hangs does not recover."""
+
+
 class Watch:
     """Entered on the engine's thread, read on any other."""
 
-    def __init__(self, timeouts: TimeoutSettings, clock: Callable[[], float] = time.monotonic) -> None:
-        self._timeouts_s: dict[Phase, float] = {phase: getattr(timeouts, f"{phase}_s") for phase in Phase}
+    def __init__(
+        self, timeouts_s: Mapping[str, float] = TIMEOUTS_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._timeouts_s = timeouts_s
         self._clock = clock
         self._current: tuple[Phase, float] | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, field_validator, model_validator
 
@@ -78,10 +78,8 @@ class HttpSettings(Group):
         description="host:port of OpenAI's API over HTTP; port 0 picks a free one; empty: HTTP is not served. TLS and"
         " authentication are those of grpc.tls and grpc.authentication",
     )
-    timeout_s: PositiveFloat = Field(
-        default=600.0,
-        description="the longest that a request waits; x-request-timeout and x-stainless-timeout may ask for less",
-    )
+    timeout_s: ClassVar[float] = 600.0
+    """As long as OpenAI's clients wait by default; x-request-timeout and x-stainless-timeout may ask for less."""
     trusts_token_ids: bool = Field(
         default=False,
         description="take token ids for the model's own; else a request with ids must name their tokenizer, as"
@@ -154,14 +152,18 @@ class SslSettings(Group):
 
 
 class ClientSettings(Group):
-    """How the clients fetch, commit and stay in the group; the defaults fit brokers that have theirs."""
+    """How the clients name themselves, fetch, commit and stay in the group."""
 
     client_id: str = "tokenbatch"
     session_timeout_s: PositiveFloat = 30.0
-    max_poll_records: PositiveInt = 1000
-    commit_interval_s: PositiveFloat = 0.2
-    max_commit_span: PositiveInt = 50_000
-    drain_timeout_s: PositiveFloat = 10.0
+    max_poll_records: ClassVar[int] = 1000
+    """Some 10 ms of decoding on the event loop; a larger poll would delay calls by more."""
+    commit_interval_s: ClassVar[float] = 0.2
+    """A crash repeats the records of this time; a broker takes five commits a second of each partition easily."""
+    max_commit_span: ClassVar[int] = 50_000
+    """Records beyond the committed offset, each of which is kept in memory and repeated after a crash."""
+    drain_timeout_s: ClassVar[float] = 10.0
+    """To finish the records of a partition that is revoked: other members wait for it in the rebalance."""
 
 
 class KafkaSettings(Group):
@@ -194,9 +196,7 @@ class KafkaSettings(Group):
     )
     client: ClientSettings = Field(
         default=ClientSettings(),
-        description="seldom changed. client_id, session_timeout_s, max_poll_records: as in Kafka's consumer;"
-        " commit_interval_s: time between two commits; max_commit_span: records beyond the committed offset above which"
-        " a partition is paused; drain_timeout_s: time to finish the records of a partition that is revoked",
+        description="client_id and session_timeout_s: as in Kafka's consumer",
     )
 
     def replies_of(self, topic: TopicSettings) -> str:
@@ -324,7 +324,8 @@ class LifecycleSettings(Group):
     """Start and stop."""
 
     grace_s: PositiveFloat = 25.0
-    connect_timeout_s: PositiveFloat = 30.0
+    connect_timeout_s: ClassVar[float] = 30.0
+    """For brokers that start together with the aggregator; afterwards the process ends, and is started again."""
 
 
 class AggregatorSettings(Group):
@@ -345,8 +346,7 @@ class AggregatorSettings(Group):
     demand: DemandSettings = DemandSettings()
     lifecycle: LifecycleSettings = Field(
         default=LifecycleSettings(),
-        description="grace_s: time from SIGTERM to the exit; records that are not finished by then are replayed;"
-        " connect_timeout_s: time to wait for the brokers at start",
+        description="grace_s: time from SIGTERM to the exit; records that are not finished by then are replayed",
     )
     telemetry: TelemetrySettings = TelemetrySettings()
     tokenizer: TokenizerSettings = Field(

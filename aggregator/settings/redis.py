@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, SecretStr, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, SecretStr, model_validator
 
 from k8s.process.addresses import Servers
 from k8s.process.settings import Group
@@ -60,8 +60,10 @@ class RedisClientSettings(Group):
 
     database: NonNegativeInt = 0
     max_stream_length: PositiveInt = 100_000
-    list_ttl_s: PositiveFloat = 60.0
-    takeover_idle_s: PositiveFloat = 30.0
+    list_ttl_s: ClassVar[float] = 60.0
+    """A caller waits for its reply in a list; nobody reads one whose caller has left."""
+    takeover_idle_s: ClassVar[float] = 30.0
+    """Silence of an aggregator after which others take over its entries; as Kafka's session time-out."""
 
 
 class RedisSettings(Group):
@@ -98,9 +100,8 @@ class RedisSettings(Group):
     group_id: str = Field(default="tokenbatch", description="consumer group", min_length=1)
     client: RedisClientSettings = Field(
         default=RedisClientSettings(),
-        description="seldom changed. database: its number; max_stream_length: entries kept of each stream of replies or"
-        " dead letters, about; list_ttl_s: how long a reply in a list is kept; takeover_idle_s: silence of an"
-        " aggregator after which another one takes over the entries that it has claimed",
+        description="database: its number; max_stream_length: entries kept of each stream of replies or dead letters,"
+        " about",
     )
 
     def replies_of(self, stream: StreamSettings) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from loadtest.stack import constants
 from loadtest.stack.child import Child, event
 from loadtest.stack.part import Part, responds
 from loadtest.stack.ports import free_ports
@@ -39,7 +40,9 @@ class Service(Part):
     @override
     def _spawn(self) -> Child:
         self._log_file.unlink(missing_ok=True)
-        return Child(self.name, [sys.executable, "-m", self._module], self._log_file, self._environment)
+        changed = any(name.endswith(f"_{constants.NAME}") for name in self._environment)
+        command = constants.command(self._module) if changed else [sys.executable, "-m", self._module]
+        return Child(self.name, command, self._log_file, self._environment)
 
     @override
     def _answers(self) -> bool:

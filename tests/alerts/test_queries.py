@@ -82,7 +82,6 @@ class Stack:
         self.server = synthetic(
             folder / "modelserver.log",
             PROFILE__ENABLED="true",
-            PROFILE__BUDGET_S="2",
             SYNTHETIC__POISON_TOKEN_ID=POISON_ID,
         )
         self.aggregator = Aggregator(

@@ -102,7 +102,7 @@ def drain_s(case: str, deployment: Object) -> float:
     if name == "aggregator.yaml":
         return float(values.get("lifecycle", {}).get("grace_s", AggregatorSettings().lifecycle.grace_s))
     if name == "modelserver.yaml":
-        return float(values.get("grpc", {}).get("drain_timeout_s", ModelServerSettings().grpc.drain_timeout_s))
+        return ModelServerSettings().grpc.drain_timeout_s
     return 5.0
 
 

@@ -161,13 +161,14 @@ def test_the_services_say_whether_grpc_is_in_the_clear(values: str, protocol: st
 
 @pytest.mark.parametrize(("values", "protocol"), [("", "http"), (f",{TLS}", "https")])
 def test_http_is_served_where_it_is_asked_for(values: str, protocol: str) -> None:
-    objects = render("default", "--set", f"aggregator.http.enabled=true,aggregator.config.http.timeout_s=9{values}")
+    values = f"aggregator.http.enabled=true,aggregator.config.http.trusts_token_ids=true{values}"
+    objects = render("default", "--set", values)
     ports = find(objects, "Service", "t-tokenbatch-aggregator")["spec"]["ports"]
     assert ports[1:] == [{"name": "http", "port": 8000, "targetPort": "http", "appProtocol": protocol}]
     container = find(objects, "Deployment", "t-tokenbatch-aggregator")["spec"]["template"]["spec"]["containers"][0]
     assert {"name": "http", "containerPort": 8000} in container["ports"]
     config = find(objects, "ConfigMap", "t-tokenbatch-aggregator")["data"]["aggregator.yaml"]
-    assert yaml.safe_load(config)["http"] == {"bind": "0.0.0.0:8000", "timeout_s": 9}
+    assert yaml.safe_load(config)["http"] == {"bind": "0.0.0.0:8000", "trusts_token_ids": True}
     command = find(objects, "Pod", "t-tokenbatch-test")["spec"]["containers"][0]["command"]
     assert ("t-tokenbatch-aggregator:8000" in command) == (protocol == "http")
 

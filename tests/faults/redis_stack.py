@@ -69,7 +69,8 @@ class RedisStack:
                 "KAFKA__ENABLED": "false",
                 "REDIS__ENABLED": "true",
                 "REDIS__SERVERS": self.server.address,
-                "REDIS__CLIENT": json.dumps({"takeover_idle_s": 3.0, "max_stream_length": 10_000_000}),
+                "REDIS__CLIENT": json.dumps({"max_stream_length": 10_000_000}),
+                "CONSTANTS": '{"aggregator.settings.redis:RedisClientSettings.takeover_idle_s": 3.0}',
                 "BATCHING__TOKEN_BUDGET": "250",
             },
         )

@@ -41,7 +41,7 @@ from tests.support.two_smollm2 import two_smollm2
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 SOAK_S = float(os.environ.get("FAULTS_TEXTS_S", "1200"))
-_DRAINS = {"GRPC__DRAIN_TIMEOUT_S": "0.5"}
+_DRAINS = {"CONSTANTS": '{"modelserver.settings:GrpcSettings.drain_timeout_s": 0.5}'}
 _KNOWN = {
     **_DRAINS,
     "MODEL__TASK": "generate",

@@ -152,7 +152,11 @@ async def test_poison_is_dead_lettered_alone(stack: RowStack, figures: Figures, 
 async def test_steps_that_fail_by_chance_condemn_nobody(
     stack: RowStack, figures: Figures, mode: str, share: float
 ) -> None:
-    chance = {"SYNTHETIC__POISON_SHARE": str(share), "SYNTHETIC__POISON_MODE": mode, "TIMEOUTS": '{"step_s": 2}'}
+    chance = {
+        "SYNTHETIC__POISON_SHARE": str(share),
+        "SYNTHETIC__POISON_MODE": mode,
+        "CONSTANTS": '{"modelserver.watch:TIMEOUTS_S": {"step": 2}}',
+    }
     fault = stack.folder / "fault"
     for _ in range(2):
         await stack.server(**chance, SYNTHETIC__POISON_WHILE=str(fault))
@@ -185,7 +189,7 @@ async def test_servers_that_hang_on_large_steps_answer_small_ones(stack: RowStac
 async def test_an_engine_that_only_fails_draws_no_traffic(stack: RowStack, figures: Figures, mode: str) -> None:
     await stack.server()
     every_query = {"SYNTHETIC__POISON_TOKEN_ID": CLS, "SYNTHETIC__POISON_MODE": mode}
-    victim = await stack.server(**every_query, TIMEOUTS='{"step_s": 5}')
+    victim = await stack.server(**every_query, CONSTANTS='{"modelserver.watch:TIMEOUTS_S": {"step": 5}}')
     first = victim.pid
     await stack.aggregator()
     async with restarting(stack.servers):
@@ -213,7 +217,9 @@ async def test_a_server_that_hangs_beside_its_steps_ends(stack: RowStack, figure
     victim, _ = [await stack.server() for _ in range(2)]
     await stack.aggregator()
     hung = {"SYNTHETIC__DIMENSIONS": str(DIMENSIONS), "GRPC__BIND": victim.address, **HANGS[phase]}
-    sick = synthetic(stack.folder / "sick.log", **hung, TIMEOUTS=json.dumps({f"{phase}_s": 5}))
+    sick = synthetic(
+        stack.folder / "sick.log", **hung, CONSTANTS=json.dumps({"modelserver.watch:TIMEOUTS_S": {phase: 5}})
+    )
     async with stack.under_load():
         async with stack.fault():
             victim.kill()
@@ -270,7 +276,10 @@ async def test_a_stuck_record_pauses_only_its_partition(stack: RowStack, figures
     ]
     stack.servers.append(away)
     aggregator = await stack.aggregator(
-        settings={"MODELS": json.dumps(models), "KAFKA__CLIENT__MAX_COMMIT_SPAN": "500"}
+        settings={
+            "MODELS": json.dumps(models),
+            "CONSTANTS": '{"aggregator.settings.aggregator:ClientSettings.max_commit_span": 500}',
+        }
     )
 
     def for_the_other(number: int, request_id: str) -> Planned:

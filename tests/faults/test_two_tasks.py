@@ -37,7 +37,7 @@ _BOTH = {
     "MODEL__MAX_INPUT_TOKENS": "512",
     "SYNTHETIC__FIXED_S": "0.01",
     "SYNTHETIC__PER_TOKEN_S": "0.0001",
-    "GRPC__DRAIN_TIMEOUT_S": "0.5",
+    "CONSTANTS": '{"modelserver.settings:GrpcSettings.drain_timeout_s": 0.5}',
 }
 _ONE = ({**_BOTH, "MODEL__TASK": "embed"}, {**_BOTH, "MODEL__TASK": "generate"})
 

@@ -37,7 +37,10 @@ NOISE_MIB = 20.0
 @pytest.mark.timeout(3600)
 async def test_a_burst_is_worked_off_with_flat_memory(stack: RowStack, figures: Figures) -> None:
     await stack.server(SYNTHETIC__FIXED_S="0.002")
-    settings = {"BATCHING__TOKEN_BUDGET": "4000", "KAFKA__CLIENT__MAX_COMMIT_SPAN": str(SPAN)}
+    settings = {
+        "BATCHING__TOKEN_BUDGET": "4000",
+        "CONSTANTS": f'{{"aggregator.settings.aggregator:ClientSettings.max_commit_span": {SPAN}}}',
+    }
     aggregator = await stack.aggregator(settings=settings)
     await stack.load.send(2000)
     assert await stack.drained()

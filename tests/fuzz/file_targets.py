@@ -20,7 +20,7 @@ _FOLDER = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm
 _OWNER = ProfileOwner("m", "r", "float32", "synthetic", "1", "cpu")
 _PREFIXES = (aggregator_settings.ENV_PREFIX, modelserver_settings.ENV_PREFIX)
 _NAMES = (
-    *("KAFKA__TOPICS", "KAFKA__BOOTSTRAP_SERVERS", "KAFKA__CLIENT__MAX_COMMIT_SPAN", "MODELS", "BATCHING__COALESCE"),
+    *("KAFKA__TOPICS", "KAFKA__BOOTSTRAP_SERVERS", "KAFKA__CLIENT__SESSION_TIMEOUT_S", "MODELS", "BATCHING__COALESCE"),
     *("KAFKA", "GRPC__BIND", "ENGINE__KIND", "ENGINE__STEP_TOKENS", "MODEL__PATH", "PROFILE"),
 )
 

@@ -119,7 +119,7 @@ class RedisAsBroker:
             "servers": address,
             "streams": (StreamSettings(name=self.requests),),
             "reply_stream": self.out,
-            "client": RedisClientSettings(takeover_idle_s=1.0),
+            "client": RedisClientSettings().model_copy(update={"takeover_idle_s": 1.0}),
         }
         self.settings = RedisSettings.model_validate({**own, **changes})
         self.client = connect(self.settings)

@@ -42,9 +42,9 @@ QUICK = {"commit_interval_s": 0.05, "drain_timeout_s": 3.0, "session_timeout_s":
 
 def _grouped(changes: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a cluster with those of its clients in their group."""
-    client = {name: value for name, value in changes.items() if name in ClientSettings.model_fields}
+    client = {name: value for name, value in changes.items() if hasattr(ClientSettings(), name)}
     rest = {name: value for name, value in changes.items() if name not in client}
-    return {**rest, "client": {**QUICK, **client}}
+    return {**rest, "client": ClientSettings().model_copy(update={**QUICK, **client})}
 
 
 class FakeCluster:

@@ -21,7 +21,7 @@ from tests.support.virtual_time import AutojumpLoop
 
 SPAN, POLL, GAP = 8, 3, 2
 TPS = (TopicPartition("in", 0), TopicPartition("in", 1))
-CLIENT = ClientSettings(max_commit_span=SPAN, max_poll_records=POLL, drain_timeout_s=2.0)
+CLIENT = ClientSettings().model_copy(update={"max_commit_span": SPAN, "max_poll_records": POLL, "drain_timeout_s": 2.0})
 SETTINGS = KafkaSettings(topics=(TopicSettings(name="in"),), reply_topic="out", client=CLIENT)
 TEXT = (("content-type", b"text/plain"),)
 _METRICS = Metrics(MetricsBuffer())

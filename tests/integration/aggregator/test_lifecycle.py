@@ -92,13 +92,13 @@ async def test_a_drain_that_runs_out_of_time_leaves_the_rest_to_another(
 async def test_what_a_killed_aggregator_left_is_done_again_under_the_same_reply_ids(
     start_aggregator: StartAggregator, steady: ModelServer
 ) -> None:
-    settings = {**BUDGET, "KAFKA__CLIENT__COMMIT_INTERVAL_S": "30", "KAFKA__CLIENT__SESSION_TIMEOUT_S": "6"}
-    first = start_aggregator(steady, settings=settings)
+    settings = {**BUDGET, "KAFKA__CLIENT__SESSION_TIMEOUT_S": "6"}
+    rare = {"CONSTANTS": '{"aggregator.settings.aggregator:ClientSettings.commit_interval_s": 30}'}
+    first = start_aggregator(steady, settings={**settings, **rare})
     async with under_load(first) as desk:
         first.process.kill()
         answered = Counter(reply.partition for reply in desk.replies)
         assert answered
-        settings["KAFKA__CLIENT__COMMIT_INTERVAL_S"] = "0.2"
         await asyncio.to_thread(start_aggregator, steady, topics=first.topics, settings=settings)
     assert COUNT > duplicates(desk) > 0
 

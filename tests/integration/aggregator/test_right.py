@@ -173,7 +173,11 @@ async def test_an_offset_is_committed_only_after_its_reply(
 ) -> None:
     slow = start_server(SYNTHETIC__FIXED_S="0.1")
     running = start_aggregator(
-        slow, settings={"BATCHING__TOKEN_BUDGET": "100", "KAFKA__CLIENT__COMMIT_INTERVAL_S": "0.02"}
+        slow,
+        settings={
+            "BATCHING__TOKEN_BUDGET": "100",
+            "CONSTANTS": '{"aggregator.settings.aggregator:ClientSettings.commit_interval_s": 0.02}',
+        },
     )
     seen: list[tuple[int, int]] = []
     async with open_kafka_client(running.kafka, running.topics) as desk:

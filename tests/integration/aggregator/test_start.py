@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.stack import constants
 from loadtest.stack.child import Child
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.ports import free_ports
@@ -32,7 +33,7 @@ def environment(**settings: str) -> Mapping[str, str]:
 
 
 def aggregator(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "aggregator", *arguments]
+    command = [*constants.command("aggregator"), *arguments]
     return subprocess.run(
         command, env=environment(**settings), capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
@@ -95,7 +96,7 @@ def test_check_names_every_problem(quick: ModelServer) -> None:
     ended = aggregator(
         "--check",
         KAFKA__BOOTSTRAP_SERVERS=f"localhost:{kafka}",
-        LIFECYCLE__CONNECT_TIMEOUT_S="6",
+        CONSTANTS='{"aggregator.settings.aggregator:LifecycleSettings.connect_timeout_s": 6}',
         MODELS=model(f"localhost:{silent}", quick.address, name="another-model"),
     )
     assert ended.returncode == 1
@@ -107,7 +108,8 @@ def test_check_names_every_problem(quick: ModelServer) -> None:
 
 def test_an_unreachable_broker_ends_the_start_in_time() -> None:
     (port,) = free_ports(1)
-    ended = aggregator(KAFKA__BOOTSTRAP_SERVERS=f"localhost:{port}", LIFECYCLE__CONNECT_TIMEOUT_S="3")
+    within = '{"aggregator.settings.aggregator:LifecycleSettings.connect_timeout_s": 3}'
+    ended = aggregator(KAFKA__BOOTSTRAP_SERVERS=f"localhost:{port}", CONSTANTS=within)
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[-1].startswith(
         f"tokenbatch aggregator cannot start: kafka: no broker answers at localhost:{port} ("
@@ -151,7 +153,7 @@ def test_a_start_that_waits_for_a_broker_can_be_stopped(tmp_path: Path, number: 
             "aggregator",
             [sys.executable, "-m", "aggregator"],
             tmp_path / "log",
-            environment(KAFKA__BOOTSTRAP_SERVERS=address, LIFECYCLE__CONNECT_TIMEOUT_S="90"),
+            environment(KAFKA__BOOTSTRAP_SERVERS=address),
         )
         silent.settimeout(PATIENCE_S)
         connection, _ = silent.accept()

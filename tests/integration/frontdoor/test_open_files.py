@@ -151,7 +151,7 @@ async def test_idle_callers_of_the_scaler_close_no_port_of_it(tmp_path: Path) ->
 
 
 def test_check_says_which_bounds_are_lower() -> None:
-    environment = told("AGGREGATOR", KAFKA__ENABLED="false", HTTP__BIND="127.0.0.1:0", LIFECYCLE__CONNECT_TIMEOUT_S="1")
+    environment = told("AGGREGATOR", KAFKA__ENABLED="false", HTTP__BIND="127.0.0.1:0")
     checked = subprocess.run(
         [*LIMITED, "aggregator", "--check"], env=environment, capture_output=True, text=True, check=False, timeout=60
     )

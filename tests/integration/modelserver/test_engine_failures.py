@@ -8,6 +8,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from loadtest.stack import constants
 from tests.support.model_server_process import CALL_S, ServerProcess, code_of, health_stub, serving, synthetic
 
 POISON = 2054
@@ -71,7 +72,8 @@ def test_a_lost_gpu_ends_the_process_at_once(task: str) -> None:
     ],
 )
 def test_a_phase_that_hangs_ends_the_process(phase: str, settings: dict[str, str]) -> None:
-    server = ServerProcess({**settings, "TIMEOUTS": json.dumps({f"{phase}_s": 1})})
+    told = {**settings, "CONSTANTS": json.dumps({"modelserver.watch:TIMEOUTS_S": {phase: 1}})}
+    server = ServerProcess(told, constants.command("modelserver"))
     try:
         if phase in {"step", "close"}:
             server.connect()

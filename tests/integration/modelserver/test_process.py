@@ -219,7 +219,7 @@ def test_bind_on_the_command_line_has_the_last_word() -> None:
 
 
 def test_a_profile_can_be_measured_without_serving_and_supplied_afterwards(tmp_path: Path) -> None:
-    settings = synthetic(SYNTHETIC__FIXED_S="0.002", SYNTHETIC__PER_TOKEN_S="0.00002", PROFILE__BUDGET_S="0.1")
+    settings = synthetic(SYNTHETIC__FIXED_S="0.002", SYNTHETIC__PER_TOKEN_S="0.00002")
     ended = run("profile", "--out", str(tmp_path), ENGINE__STEP_TOKENS="128", **settings)
     assert ended.returncode == 0, ended.stderr
     profile = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))
@@ -232,7 +232,7 @@ def test_a_profile_can_be_measured_without_serving_and_supplied_afterwards(tmp_p
 
 def test_a_profile_that_belongs_to_something_else_is_refused(tmp_path: Path) -> None:
     settings = synthetic(SYNTHETIC__FIXED_S="0", SYNTHETIC__PER_TOKEN_S="0")
-    run("profile", "--out", str(tmp_path), ENGINE__STEP_TOKENS="64", PROFILE__BUDGET_S="0.1", **settings)
+    run("profile", "--out", str(tmp_path), ENGINE__STEP_TOKENS="64", **settings)
     file = tmp_path / "profile.json"
     file.write_text(file.read_text(encoding="utf-8").replace('"sha256:', '"sha256:another-'), encoding="utf-8")
     ended = run(PROFILE__FILE=str(file), **settings)

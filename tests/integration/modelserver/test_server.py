@@ -89,7 +89,7 @@ class Running:
 
 def settings_of(tmp_path: Path) -> ModelServerSettings:
     return ModelServerSettings(
-        grpc=GrpcSettings(bind=f"127.0.0.1:{free_ports(1)[0]}", drain_timeout_s=2.0),
+        grpc=GrpcSettings(bind=f"127.0.0.1:{free_ports(1)[0]}").model_copy(update={"drain_timeout_s": 2.0}),
         engine=EngineSettings(kind="core"),
         profile=ProfileSettings(enabled=False, cache=tmp_path),
     )

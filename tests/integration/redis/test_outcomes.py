@@ -271,7 +271,7 @@ async def test_large_entries_of_a_silent_consumer_are_taken_over_a_few_at_a_time
 
 
 async def test_a_stop_leaves_what_is_not_answered_to_others_at_once(shared: RedisServer) -> None:
-    broker = RedisAsBroker(shared.address, client=RedisClientSettings(takeover_idle_s=600.0))
+    broker = RedisAsBroker(shared.address, client=RedisClientSettings().model_copy(update={"takeover_idle_s": 600.0}))
     await broker.send(message("q"))
     async with broker.opened() as source:
         await take(source, 1)
@@ -285,7 +285,7 @@ async def test_a_stop_leaves_what_is_not_answered_to_others_at_once(shared: Redi
 
 
 async def test_a_stop_leaves_to_others_what_a_claim_took_whose_answer_was_lost(shared: RedisServer) -> None:
-    broker = RedisAsBroker(shared.address, client=RedisClientSettings(takeover_idle_s=600.0))
+    broker = RedisAsBroker(shared.address, client=RedisClientSettings().model_copy(update={"takeover_idle_s": 600.0}))
     await broker.send(message("first"))
     async with broker.opened() as source:
         await complete(source, await take(source, 1))

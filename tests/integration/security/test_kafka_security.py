@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.stack import constants
 from loadtest.stack.service import Aggregator, ModelServer
 from tests.integration.security.broker import PASSWORD, USER, SecureKafka
 
@@ -46,11 +47,14 @@ def settings_for(mechanism: str, kafka: SecureKafka) -> dict[str, str]:
     return {**common, "KAFKA__SASL__USERNAME": USER, "KAFKA__SASL__PASSWORD": PASSWORD}
 
 
+_SOON = '{"aggregator.settings.aggregator:LifecycleSettings.connect_timeout_s": 6}'
+
+
 def check(settings: Mapping[str, str], server: ModelServer) -> subprocess.CompletedProcess[str]:
     models = json.dumps([{"name": server.model, "servers": [server.address]}])
-    told = {"KAFKA__CREATE_TOPICS": "true", "MODELS": models, "LIFECYCLE__CONNECT_TIMEOUT_S": "6", **settings}
+    told = {"KAFKA__CREATE_TOPICS": "true", "MODELS": models, "CONSTANTS": _SOON, **settings}
     environment = {**os.environ, **{PREFIX + name: value for name, value in told.items()}}
-    command = [sys.executable, "-m", "aggregator", "--check"]
+    command = [*constants.command("aggregator"), "--check"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
 

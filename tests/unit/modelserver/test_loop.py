@@ -19,8 +19,7 @@ from modelserver.scheduler.merge import Composition, MergeLimits
 from modelserver.scheduler.queued_batch import Answer, StepReport
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 from modelserver.service.batch import Batch
-from modelserver.settings import TimeoutSettings
-from modelserver.watch import Watch
+from modelserver.watch import TIMEOUTS_S, Watch
 from tests.support.fake_step_engine import (
     DEADLY,
     LOST,
@@ -52,7 +51,7 @@ class LoopOverFakes:
         self._engines = iter(engines)
         self.queue = StepQueue(lambda: self.now_s)
         steps = EmbeddingSteps(self.queue, bounds, self.reports.append, self.failed.append, lambda: self.now_s)
-        self.watch = Watch(TimeoutSettings(step_s=5.0, close_s=2.0), lambda: self.now_s)
+        self.watch = Watch({**TIMEOUTS_S, "step": 5.0, "close": 2.0}, lambda: self.now_s)
         self.engine_loop = EngineLoop(self._build, steps, self._on_state, self.watch)
         self.engine_loop.start()
 

@@ -16,13 +16,12 @@ from modelserver.settings import (
     ModelServerSettings,
     ModelSettings,
     ProfileSettings,
-    TimeoutSettings,
 )
 from modelserver.startup import EngineStart, keep_profile, load_profile
-from modelserver.watch import Watch
+from modelserver.watch import TIMEOUTS_S, Watch
 from tests.support.fake_step_engine import FakeStepEngine, facts_of
 
-WATCH = Watch(TimeoutSettings())
+WATCH = Watch()
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +37,8 @@ def engine() -> FakeStepEngine:
 
 
 def settings_of(folder: Path, **changes: object) -> ModelServerSettings:
-    fields: dict[str, object] = {"cache": folder, "budget_s": 0.001, **changes}
-    return ModelServerSettings(profile=ProfileSettings.model_validate(fields))
+    profile = ProfileSettings.model_validate({"cache": folder, **changes})
+    return ModelServerSettings(profile=profile.model_copy(update={"budget_s": 0.001}))
 
 
 def test_a_measured_profile_is_cached_and_not_measured_again(
@@ -106,7 +105,7 @@ def test_a_rebuild_that_hangs_is_overdue_as_the_first_load_is(
     tmp_path: Path, files: ModelFiles, engine: FakeStepEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s, overdue = 0.0, list[str | None]()
-    watch = Watch(TimeoutSettings(load_s=1.0), lambda: now_s)
+    watch = Watch({**TIMEOUTS_S, "load": 1.0}, lambda: now_s)
 
     def build(*_: object) -> Choice:
         nonlocal now_s

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadtest.lab.bench.gpu.models import operations_per_token
+from loadtest.stack import constants
 from loadtest.stack.errors import StackError
 
 STEPS = (256, 600, 2400, 8192)
@@ -26,7 +26,7 @@ SIDES: Mapping[str, Mapping[str, str]] = {
 }
 _RUNNER = {V1: {"VLLM_USE_V2_MODEL_RUNNER": "0"}}
 _TIMEOUT_S = 240.0
-_PROFILE_S = "3"
+_QUICK = '{"modelserver.settings:ProfileSettings.budget_s": 3}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class Engine:
 
 def measured(model: str, side: str, model_folder: Path, folder: Path) -> Engine:
     """Load the model on this side and time its steps; a side that does not start says why."""
-    told = {**SIDES[side], "MODEL__PATH": str(model_folder), "PROFILE__BUDGET_S": _PROFILE_S}
+    told = {**SIDES[side], "MODEL__PATH": str(model_folder), constants.NAME: _QUICK}
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", **_RUNNER.get(side, {})}
     environment |= {PREFIX + name: value for name, value in told.items()}
-    command = [sys.executable, "-m", "loadtest.lab.bench.programs.engine_steps", "--tokens", *map(str, STEPS)]
+    command = [*constants.command("loadtest.lab.bench.programs.engine_steps"), "--tokens", *map(str, STEPS)]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

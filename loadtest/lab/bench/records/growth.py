@@ -77,7 +77,7 @@ class _Bench:
             self._setting.fill(wanted, topic)
         settings = {
             "BATCHING__MAX_HELD_TOKENS": str(round(wanted * self._tokens / _SHARE)),
-            "KAFKA__CLIENT__MAX_COMMIT_SPAN": str(2 * queries),
+            "CONSTANTS": f'{{"aggregator.settings.aggregator:ClientSettings.max_commit_span": {2 * queries}}}',
         }
         with self._setting.instant_modelservers(step_s=_HELD_S) as servers:
             replies = self._setting.replies_topic()

@@ -17,7 +17,6 @@ from modelserver.loop import EngineLoop, EngineState
 from modelserver.scheduler.generation_steps import Abort, GenerationStep, GenerationSteps, Leave, Start, StepLimits
 from modelserver.scheduler.outbox import Outbox
 from modelserver.scheduler.step_tokens import StepCost, StepTokens
-from modelserver.settings import TimeoutSettings
 from modelserver.watch import Watch
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
@@ -74,7 +73,7 @@ class Running:
         self.failed = 0
         self.served_again = threading.Event()
         self.work = GenerationSteps(_limits, self.steps.append, self._failed)
-        self.loop = EngineLoop(build, self.work, self._state, Watch(TimeoutSettings()))
+        self.loop = EngineLoop(build, self.work, self._state, Watch())
         self.loop.start()
 
     def close(self) -> None:
