@@ -1,4 +1,4 @@
-"""Take the programs out of a page of documentation, and the commands that build and run them."""
+"""The programs of docs/examples, and the commands of docs/clients.md that build and run them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CONTRACTS = tuple(Path(f"protos/{name}/v1/{name}.proto") for name in ("embedding", "generation"))
 
-_BLOCK = re.compile(r"<!-- (file|run): (\S+) -->\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_PAGE, _EXAMPLES = ROOT / "docs" / "clients.md", ROOT / "docs" / "examples"
+_COMMANDS = re.compile(r"<!-- run: (\S+) -->\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,9 @@ class Page:
             (folder / contract).write_text((ROOT / contract).read_text())
 
 
-def read(page: Path) -> Page:
-    """The marked blocks of a page of Markdown."""
-    blocks = _BLOCK.findall(page.read_text(encoding="utf-8"))
-    return Page(
-        {name: content for kind, name, content in blocks if kind == "file"},
-        [(name, content) for kind, name, content in blocks if kind == "run"],
-    )
+def read() -> Page:
+    """Every file is named in the page."""
+    text = _PAGE.read_text(encoding="utf-8")
+    files = {str(file.relative_to(_EXAMPLES)): file.read_text() for file in _EXAMPLES.rglob("*") if file.is_file()}
+    assert not [name for name in files if f"(examples/{name})" not in text], "the page links to each program"
+    return Page(files, _COMMANDS.findall(text))

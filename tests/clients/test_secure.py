@@ -23,7 +23,7 @@ print("vectors:", len(answer.embeddings))
 
 
 async def test_the_secure_channel_gets_in(tmp_path: Path) -> None:
-    read(ROOT / "docs" / "clients.md").write("python", tmp_path)
+    read().write("python", tmp_path)
     authority = Authority()
     server_cert, server_key = authority.issue("server").write(tmp_path, "server")
     cert, key = authority.issue("client").write(tmp_path, "client")

@@ -13,9 +13,9 @@ import pytest
 
 from loadtest.stack.part import python_of
 from tests.clients.conftest import Stack
-from tests.clients.snippets import ROOT, read
+from tests.clients.snippets import read
 
-PAGE = read(ROOT / "docs" / "clients.md")
+PAGE = read()
 BY_GRPC = ["vectors: 2 dimensions: 384", "streamed: 100"]
 BY_BROKER = ["replies: 100 dimensions: 384"]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")

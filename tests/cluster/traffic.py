@@ -18,7 +18,7 @@ from loadtest.clients.messages import NO_WISHES, request
 from loadtest.clients.pace import paced
 from loadtest.questions import bundled_questions
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
-from tests.clients.snippets import ROOT, read
+from tests.clients.snippets import read
 from tests.cluster.values import DIMENSIONS
 from tests.faults.checker import Checker
 from tests.faults.expected import Oracle
@@ -31,7 +31,7 @@ from tests.support.until import until
 REQUESTS, REPLIES, LETTERS, GROUP = "embed.requests.v1", "embed.replies.v1", "embed.requests.v1-dlt", "tokenbatch"
 _FOREVER = 10**9
 _CALL_S = 20.0
-_PAGE = read(ROOT / "docs" / "clients.md").files
+_PAGE = read().files
 _SERVICE_CONFIG, _BALANCED = (_PAGE[f"channel/{name}.json"] for name in ("service_config", "balanced_service_config"))
 CHANNEL = (("grpc.service_config", _SERVICE_CONFIG), ("grpc.enable_retries", 1))
 """Options of a channel whose calls are sent again where the page says so."""

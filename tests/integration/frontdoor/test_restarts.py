@@ -13,12 +13,12 @@ from loadtest.clients.messages import NO_WISHES, request
 from loadtest.stack.ports import free_ports
 from loadtest.stack.service import Aggregator, ModelServer, without_kafka
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
-from tests.clients.snippets import ROOT, read
+from tests.clients.snippets import read
 from tests.support.processes import synthetic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-SERVICE_CONFIG = read(ROOT / "docs" / "clients.md").files["channel/service_config.json"]
+SERVICE_CONFIG = read().files["channel/service_config.json"]
 CALLERS, PER_S, STOPS = 4, 100, 2
 
 

@@ -1,0 +1,11 @@
+import os
+
+from llama_index.embeddings.openai import OpenAIEmbedding
+
+embeddings = OpenAIEmbedding(
+    api_base=f"http://{os.environ['HTTP_TARGET']}/v1",
+    api_key=os.environ.get("EMBED_TOKEN", "none"),
+    model_name="all-minilm-l6-v2",
+)
+vectors = embeddings.get_text_embedding_batch(["what is batching", "why batch by tokens"])
+print("vectors:", len(vectors), "dimensions:", len(vectors[0]))
