@@ -72,7 +72,7 @@ class Aggregator:
         self._settings = settings
         self._draining = False
         self._telemetry = telemetry.start(settings.telemetry, "tokenbatch-aggregator")
-        self._metrics = Metrics(self._telemetry.buffer, settings.sla.latency_s)
+        self._metrics = Metrics(self._telemetry.buffer, settings.sla.latency_s, tenants=settings.tenants.rates)
         tracing = Tracing(self._telemetry.tracer, enabled=self._telemetry.traces)
         self._workers = tuple(ThreadPoolExecutor(1, name) for name in ("tokenizer", "long-tokenizer"))
         self._models = make_models(settings, *self._workers)
@@ -80,7 +80,7 @@ class Aggregator:
             settings.tokenizer.cache, fast=settings.tokenizer.fast, on_check=self._metrics.tokenizer_checked
         )
         targets = [Target(address, model.name) for model in settings.models for address in model.servers]
-        pool = self._pool = ModelServers(Discovery(targets), cache, tracing=tracing)
+        pool = self._pool = ModelServers(Discovery(targets), cache, tracing=tracing, costs=self._metrics.costs)
         meter = self._meter = DemandMeter(self._models)
         self._ready_aggregators = ReadyAggregators(settings.tenants.aggregators if settings.tenants.limited else "1")
         self._pipeline = Pipeline(

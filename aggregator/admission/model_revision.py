@@ -21,7 +21,6 @@ from aggregator.scheduler.work_item import Task
 from aggregator.tokenizers.tokenizer import Counting, GenerationTokenizer, Tokenizer
 from protos.embedding.v1 import embedding_pb2 as pb
 
-_ID_BYTES = 4
 _CONTROL_TEXT = "1"
 """Short, with the model's special tokens around it: what a server that is well computes."""
 
@@ -64,7 +63,7 @@ class ModelRevision:
 
     def finished_generation(self, generation: GeneratedText, taken_s: float) -> None:
         """A generation ended after `taken_s`; on average it held its prompt and half of its new tokens."""
-        prompt_tokens, new_tokens = len(generation.prompt_ids) // _ID_BYTES, len(generation.token_ids)
+        prompt_tokens, new_tokens = generation.prompt_tokens, len(generation.token_ids)
         demanded = prompt_tokens + self.generation_tokens(generation)
         self.length.observe(new_tokens)
         self._kv_token_s += LENGTH_SHARE * ((prompt_tokens + new_tokens / 2) * taken_s - self._kv_token_s)

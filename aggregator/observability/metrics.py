@@ -6,7 +6,7 @@ A `Metrics` needs no reader: tests and tools make one with `Metrics(MetricsBuffe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator.errors import Code
+from aggregator.observability.costs import Costs
 from aggregator.observability.recorder import Recorder
 from aggregator.request.generated_text import GeneratedText
 from aggregator.request.request import Failure
@@ -93,10 +94,15 @@ class Metrics:
     """
 
     def __init__(
-        self, buffer: MetricsBuffer, slo_s: float | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        buffer: MetricsBuffer,
+        slo_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        tenants: Collection[str] = (),
     ) -> None:
-        """`slo_s`: the latency target; later replies are counted as violations."""
+        """`slo_s`: the latency target; later replies are counted as violations. `tenants`: they are always named."""
         self.recorder = Recorder(clock)
+        self.costs = Costs(buffer, tenants)
         self._buffer = buffer
         self._slo_s = slo_s
         self._define_batches(buffer)
@@ -160,7 +166,7 @@ class Metrics:
     ) -> None:
         operation = "chat" if generation.messages else "text_completion"
         self._generation_duration.record(total_s, model, operation, "" if failure is None else failure.code.name)
-        self._generation_tokens.record(len(generation.prompt_ids) // 4, model, operation, "input")
+        self._generation_tokens.record(generation.prompt_tokens, model, operation, "input")
         self._generation_tokens.record(len(generation.token_ids), model, operation, "output")
         if generation.token_ids:
             first_s = generation.first_token_s - received_s

@@ -92,7 +92,7 @@ class Tracing:
         attributes: dict[str, str | int] = {
             "gen_ai.operation.name": operation,
             "gen_ai.request.model": request.model,
-            "gen_ai.usage.input_tokens": len(generation.prompt_ids) // 4,
+            "gen_ai.usage.input_tokens": generation.prompt_tokens,
             "gen_ai.usage.output_tokens": len(generation.token_ids),
             "tokenbatch.generation.attempts": generation.attempts,
         }

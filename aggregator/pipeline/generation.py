@@ -45,6 +45,7 @@ class RunningSequence:
     batch: Batch
     item: WorkItem
     _: KW_ONLY
+    account: int
     on_end: Callable[[RunningSequence, Failure | None], None]
     on_lost: Callable[[RunningSequence, BatchFailed], None]
     clock: Callable[[], float]

@@ -17,6 +17,7 @@ from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.engine import Engine, GenerationEngine, Pool, outgoing
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerBusy, ModelServerLost, ModelServerTimedOut
+from aggregator.observability.costs import REST
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.completion import complete_input, share_out
@@ -67,12 +68,18 @@ class BatchRunner:
             model_revision.under_way.remove(batch)
         now_s = self.clock()
         model_revision.dispatcher.done(batch, report, now_s)
-        if batch.control or report is None:
+        if report is None:
+            return []
+        model = model_revision.description.model
+        if batch.control:
+            self.metrics.costs.charge(model, Task.EMBED, REST, report.engine_s)
             return []
         if result is None:
             self.metrics.recorder.batch_done(batch, Task.GENERATE, report, now_s)
             return []
         self.metrics.batch_done(batch, report, now_s)
+        failed_rows = {row for row, _, _ in result.errors}
+        self.metrics.costs.computed(model, Task.EMBED, batch.items, failed_rows, report.engine_s)
         return share_out(model_revision, batch, result, now_s)
 
     def give_up(self, request: Request) -> None:
@@ -80,6 +87,7 @@ class BatchRunner:
         sequence = self._running.pop(request, None)
         if sequence is not None:
             sequence.abort()
+            self._count_tokens(sequence)
             self.changed(sequence.model_revision)
 
     async def _begin(self, model_revision: ModelRevision, engine: GenerationEngine, batch: Batch) -> StepReport:
@@ -88,7 +96,14 @@ class BatchRunner:
         for item in batch.items:
             if item.alive:
                 sequence = RunningSequence(
-                    model_revision, engine, batch, item, on_end=self._ended, on_lost=self._lost, clock=self.clock
+                    model_revision,
+                    engine,
+                    batch,
+                    item,
+                    account=self.metrics.costs.account(item.waiters[0].tenant),
+                    on_end=self._ended,
+                    on_lost=self._lost,
+                    clock=self.clock,
                 )
                 self._running[sequence.request] = sequence
                 sequences.append(sequence)
@@ -102,10 +117,16 @@ class BatchRunner:
         now_s = self.clock()
         self.limits.charge(request, len(generation.token_ids), now_s)
         sequence.model_revision.finished_generation(generation, now_s - generation.started_s)
+        self._count_tokens(sequence)
         self.metrics.generated(request.model, generation, now_s - request.received_s, request.received_s, failure)
         self.tracing.generated(request, generation, now_s, failure.code if failure is not None else None)
         self.complete(_completed(sequence.item, failure or generation))
         self.changed(sequence.model_revision)
+
+    def _count_tokens(self, sequence: RunningSequence) -> None:
+        generation = sequence.generation
+        tokens = generation.prompt_tokens + len(generation.token_ids)
+        self.metrics.costs.generated(sequence.model_revision.description.model, sequence.request.tenant, tokens)
 
     def _lost(self, sequence: RunningSequence, error: BatchFailed) -> None:
         """A sequence is to resume on another server: with its batch, or with others that had begun."""

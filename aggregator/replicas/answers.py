@@ -109,7 +109,7 @@ def checked_result(batch: OutgoingBatch, dimensions: int, answer: pb.EmbedBatchR
     matrix = np.frombuffer(answer.embeddings, _FLOAT32).reshape(batch.query_count, dimensions)
     if not _is_finite(matrix):
         raise ModelServerLost("the answer holds values that are not finite")
-    for seconds in (answer.step_duration_s, answer.idle_before_s, answer.staged_s):
+    for seconds in (answer.step_duration_s, answer.idle_before_s, answer.staged_s, answer.engine_s):
         if not 0.0 <= seconds < math.inf:
             raise ModelServerLost(f"the answer reports a time of {seconds} s")
     return StepResult(
@@ -123,6 +123,7 @@ def checked_result(batch: OutgoingBatch, dimensions: int, answer: pb.EmbedBatchR
             staged_s=answer.staged_s,
             decoding_sequences=answer.decoding_sequences,
             embed_room_tokens=answer.embed_room_tokens if answer.HasField("embed_room_tokens") else None,
+            engine_s=answer.engine_s,
         ),
     )
 

@@ -20,9 +20,11 @@ from aggregator.errors import (
     ModelServerTimedOut,
     is_cancelled,
 )
+from aggregator.observability.costs import Costs
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import MAX_MESSAGE_BYTES, BadDescription, checked_description, checked_result
 from aggregator.replicas.generate_call import GenerateCall
+from k8s.process.metrics_buffer import MetricsBuffer
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -45,9 +47,10 @@ _TOO_LARGE = "larger than max"  # gRPC's own refusal of a message, before or aft
 class ModelServerClient:
     """One channel, kept while the server comes and goes."""
 
-    def __init__(self, address: str, tracing: Tracing | None = None) -> None:
+    def __init__(self, address: str, tracing: Tracing | None = None, costs: Costs | None = None) -> None:
         self.address = address
         self.tracing = tracing or Tracing()
+        self.costs = costs or Costs(MetricsBuffer())
         self._channel = channel = grpc.aio.insecure_channel(address, _OPTIONS)
         self.embed_batch = channel.unary_unary(
             f"/{_SERVICE}/EmbedBatch", pb.EmbedBatchRequest.SerializeToString, _reader(pb.EmbedBatchResponse)
@@ -120,7 +123,7 @@ class GrpcEngine(GenerateCall):
     """A model server that was reached: an `engine.GenerationEngine`; one that embeds uses `embed` only."""
 
     def __init__(self, client: ModelServerClient, description: ServerDescription) -> None:
-        super().__init__(description, client.open_generate, _failure)
+        super().__init__(description, client.open_generate, _failure, client.costs)
         self._client = client
 
     async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:

@@ -17,12 +17,14 @@ import numpy as np
 
 from aggregator.engine import GenerationLoad, ServerDescription, ServerSequence
 from aggregator.errors import BatchFailed, Code, ModelServerLost, ModelServerTimedOut
+from aggregator.observability.costs import REST, Costs
 from aggregator.request.generated_text import logprobs_of
+from aggregator.scheduler.work_item import Task
 from protos.generation.v1.generation_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, TokenLogprobs
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
-_UINT32, _INT32, _FLOAT32 = np.dtype("<u4"), np.dtype("<i4"), np.dtype("<f4")
+_UINT32, _INT32, _FLOAT32, _FLOAT64 = np.dtype("<u4"), np.dtype("<i4"), np.dtype("<f4"), np.dtype("<f8")
 _SILENT_S = 10.0
 """A server with running sequences reports every step; silence this long means that it hangs."""
 _NUMBERS = 1 << 32
@@ -43,11 +45,13 @@ class GenerateCall:
         description: ServerDescription,
         open_call: Callable[[], StreamStreamCall],
         failure: Callable[..., BatchFailed],
+        costs: Costs,
     ) -> None:
         self.last_steps: deque[GenerationLoad] = deque(maxlen=_LAST_STEPS)
         self.description = description
         self._open = open_call
         self._failure = failure
+        self._costs = costs
         self._numbers = count(1)
         self._sequences: dict[int, ServerSequence] = {}
         self._named: dict[ServerSequence, int] = {}
@@ -68,6 +72,7 @@ class GenerateCall:
             model_revision=self.description.model_revision,
             token_ids=sequence.token_ids,
             sampling=sequence.sampling,
+            account=sequence.account,
         )
         self._send(pb.GenerateCommand(start=start))
 
@@ -138,6 +143,7 @@ class GenerateCall:
                 time.monotonic(),
             )
             self.last_steps.append(load)
+        self._charge(step)
         self._extend(step, {each.sequence: each.stop_tokens for each in step.finished})
         for end in step.finished:
             sequence = self._sequences.pop(end.sequence, None)
@@ -148,6 +154,16 @@ class GenerateCall:
                 sequence.end(FINISH_REASON_LENGTH if end.length else FINISH_REASON_STOP)
             else:
                 sequence.fail(Code(end.code) if end.code in _KNOWN_CODES else Code.INTERNAL, end.message)
+
+    def _charge(self, step: pb.GenerateStep) -> None:
+        """Count whose sequences took how much of the steps. Raises ModelServerLost for what cannot be right."""
+        if len(step.accounts) * 2 != len(step.account_s) or len(step.account_s) % _FLOAT64.itemsize:
+            raise ModelServerLost("the answer's accounts and their times do not fit")
+        seconds = np.frombuffer(step.account_s, _FLOAT64)
+        if not bool(np.isfinite(seconds).all() and (seconds >= 0.0).all()):
+            raise ModelServerLost("the answer charges an account with a time that cannot be")
+        for account, taken_s in zip(np.frombuffer(step.accounts, _UINT32).tolist(), seconds.tolist(), strict=True):
+            self._costs.charge(self.description.model, Task.GENERATE, account, taken_s)
 
     def _extend(self, step: pb.GenerateStep, stop_tokens: Mapping[int, int]) -> None:
         """Pass on new tokens. A sequence appears once per step; its last `stop_tokens` tokens are not text."""
@@ -205,6 +221,7 @@ class _Probe:
     """One token, to check that a server answers."""
 
     sampling = pb.Sampling(max_tokens=1)
+    account = REST
 
     def __init__(self, token_ids: bytes) -> None:
         self.token_ids = token_ids

@@ -16,6 +16,7 @@ import numpy as np
 
 from aggregator.engine import Engine, OutgoingBatch, PoolMembers, ServerDescription, differences
 from aggregator.errors import BatchFailed, ModelServerBusy
+from aggregator.observability.costs import REST, Costs
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import BadDescription
 from aggregator.replicas.client import GrpcEngine, ModelServerClient
@@ -62,14 +63,14 @@ class ModelServers:
         tokenizers: TokenizerCache,
         *,
         tracing: Tracing | None = None,
+        costs: Costs | None = None,
         policy: ProbePolicy | None = None,
-        connect: Callable[[str, Tracing | None], ModelServerClient] = ModelServerClient,
     ) -> None:
         self._targets = targets
         self._tokenizers = tokenizers
         self._tracing = tracing
+        self._costs = costs
         self._policy = policy or ProbePolicy()
-        self._connect = connect
         self._agreement = Agreement()
         self._watches: dict[Target, ServerWatch] = {}
 
@@ -81,7 +82,7 @@ class ModelServers:
                     running.pop(target).cancel()
                     del self._watches[target]
                 for target in targets - running.keys():
-                    client = self._connect(target.address, self._tracing)
+                    client = ModelServerClient(target.address, self._tracing, self._costs)
                     watch = self._watches[target] = ServerWatch(
                         target, client, members, self._tokenizers, agreement=self._agreement, policy=self._policy
                     )
@@ -187,7 +188,8 @@ class ServerWatch:
             await engine.probe(counted.ids.tobytes(), timeout_s=timeout_s)
         if Task.EMBED in description.by_task:
             with suppress(ModelServerBusy):  # it is alive and busy
-                await engine.embed(_probe(counted.ids), timeout_s=timeout_s)
+                result = await engine.embed(_probe(counted.ids), timeout_s=timeout_s)
+                self.client.costs.charge(description.model, Task.EMBED, REST, result.report.engine_s)
         return engine, tokenizer
 
     async def _serve(self, engine: GrpcEngine, tokenizer: FastTokenizer) -> None:

@@ -45,6 +45,10 @@ class GeneratedText:
     _detokenizer: Detokenizer | None = None
 
     @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt_ids) // 4
+
+    @property
     def prompt_field(self) -> str:
         """The field of the request that has the prompt."""
         return "messages" if self.messages else "prompt"

@@ -136,7 +136,7 @@ class StepReport:
     """What a reply reports about the engine step that ran the batch, possibly merged with others' batches.
 
     Of a server that also generates: `decoding_sequences` got a token in that step, and `embed_room_tokens` of
-    embeddings fit the next one; None if it has one task.
+    embeddings fit the next one; None if it has one task. `engine_s`: the batch's part of the step, by its tokens.
     """
 
     step_tokens: int
@@ -146,6 +146,7 @@ class StepReport:
     staged_s: float
     decoding_sequences: int = 0
     embed_room_tokens: int | None = None
+    engine_s: float = 0.0
 
 
 STATES = ("idle", "running", "staged")

@@ -127,6 +127,20 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             },
         ),
     ),
+    "Tenants": (
+        Panel(
+            "Engine time",
+            "percentunit",
+            {"{{tenant}} {{task}}": _rate("tokenbatch_engine_seconds_total", "tenant, task")},
+            "Engines kept busy by each tenant: 1 is one model server. docs/metrics.md makes prices of it.",
+        ),
+        Panel(
+            "Tokens a second",
+            "short",
+            {"{{tenant}} {{task}}": _rate("tokenbatch_tokens_total", "tenant, task")},
+            "Of inputs, prompts and texts that were computed.",
+        ),
+    ),
     "Scaling": (
         Panel(
             "Replicas",

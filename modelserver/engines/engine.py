@@ -5,8 +5,8 @@ An engine of the second kind may embed as well: an embedding is then a sequence 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -113,11 +113,15 @@ class NewTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What the last step computed: prompt tokens of generations, sequences that decoded, tokens of embeddings."""
+    """What the last step computed: prompt tokens of generations, sequences that decoded, tokens of embeddings.
+
+    `by_name`: the tokens of each sequence and embedding.
+    """
 
     prefill_tokens: int
     decoding: int
     embedding_tokens: int = 0
+    by_name: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,12 +94,14 @@ class SyntheticGenerator:
         left = max(1, self._step_tokens - decoding)
         prefill_tokens = embedding_tokens = 0
         ready: list[str] = []
+        by_name: dict[str, int] = {}
         active = sorted(self._active().items(), key=lambda item: (not item[1].begun, not item[1].embeds))
         for name, sequence in active:
             part = min(sequence.prompt_left, left, self._part or left)
             if sequence.prompt_left and not part:
                 continue
             self._choke(sequence)
+            by_name[name] = part or 1
             sequence.begun = True
             sequence.prompt_left -= part
             left -= part
@@ -110,7 +112,7 @@ class SyntheticGenerator:
             if not sequence.prompt_left:
                 ready.append(name)
         self.sleep(self.fixed_s + self.per_token_s * (prefill_tokens + embedding_tokens + decoding))
-        return [self._next(name) for name in ready], StepLoad(prefill_tokens, decoding, embedding_tokens)
+        return [self._next(name) for name in ready], StepLoad(prefill_tokens, decoding, embedding_tokens, by_name)
 
     def recover(self) -> None:
         self._sequences.clear()

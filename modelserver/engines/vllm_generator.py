@@ -63,7 +63,7 @@ class VllmGenerator:
         self._defaults: dict[str, Any] = config.get_diff_sampling_param() or {}
         self._eos: int | None = _eos(config.hf_text_config, self._generation_config)
         self.facts = facts
-        self._scheduled = self._scheduled_embeddings = 0
+        self._scheduled: dict[str, int] = {}
         self._count_scheduled()
         runner = runner_of(core)
         if not core.vllm_config.use_v2_model_runner:  # the second draws by seed and position by itself
@@ -145,13 +145,18 @@ class VllmGenerator:
 
     def step(self) -> tuple[Sequence[NewTokens], StepLoad]:
         decoding = self.load.decoding
-        self._scheduled = self._scheduled_embeddings = 0
+        self._scheduled = {}
         with device_errors():
             outputs, _ = self.core.step()
         new = [_new_tokens(output) for each in outputs.values() for output in each.outputs]
-        of_generations = self._scheduled - self._scheduled_embeddings
+        scheduled = self._scheduled
+        embedding_tokens = 0
+        if self._embedding is not None:
+            embedding_tokens = sum(tokens for name, tokens in scheduled.items() if name.startswith(NAME))
+        of_generations = sum(scheduled.values()) - embedding_tokens
         decoding = min(decoding, of_generations)
-        return new, StepLoad(of_generations - decoding, decoding, self._scheduled_embeddings)
+        by_name = {name.removeprefix(NAME): tokens for name, tokens in scheduled.items()}
+        return new, StepLoad(of_generations - decoding, decoding, embedding_tokens, by_name)
 
     def discard(self, names: Collection[str]) -> None:
         """Forget the sequences of a step that raised, with all that is cached. Raises EngineBroken.
@@ -226,10 +231,7 @@ class VllmGenerator:
 
         def counted(*arguments: Any, **options: Any) -> Any:
             output = schedule(*arguments, **options)
-            self._scheduled = output.total_num_scheduled_tokens
-            if self._embedding is not None:
-                scheduled = output.num_scheduled_tokens.items()
-                self._scheduled_embeddings = sum(tokens for name, tokens in scheduled if name.startswith(NAME))
+            self._scheduled = output.num_scheduled_tokens
             return output
 
         self._scheduler.schedule = counted

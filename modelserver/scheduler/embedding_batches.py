@@ -26,7 +26,7 @@ from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 class _RunningBatch:
     """A batch with at least one query in the engine; `names` are those of its queries there, with their rows.
 
-    `tokens`, `duration_s` and `decoding` are of the steps since its first query entered.
+    `tokens`, `duration_s` and `decoding` are of the steps since its first query entered, `engine_s` its part.
     """
 
     queued: QueuedBatch
@@ -38,6 +38,7 @@ class _RunningBatch:
     tokens: int = 0
     duration_s: float = 0.0
     decoding: int = 0
+    engine_s: float = 0.0
 
     @property
     def next_tokens(self) -> int:
@@ -134,6 +135,10 @@ class EmbeddingBatches:
             batch.tokens += load.prefill_tokens + load.embedding_tokens
             batch.duration_s += duration_s
             batch.decoding = max(batch.decoding, load.decoding)
+        each_s = duration_s / max(1, sum(load.by_name.values()))
+        for name, tokens in load.by_name.items():
+            if (owner := self._owners.get(name)) is not None:
+                owner.engine_s += tokens * each_s
         for each in new:
             self._place(each)
         self._on_step(
@@ -152,7 +157,7 @@ class EmbeddingBatches:
                 embed_room_tokens=self._room,
             )
             waited_s = max(0.0, batch.started_s - batch.queued.ready_s)  # it may come while its step is composed
-            batch.queued.deliver(Answer(batch.matrix, report, waited_s))
+            batch.queued.deliver(Answer(batch.matrix, report, waited_s, batch.engine_s))
 
     def fail_alone(self, engine: Generator, error: Exception) -> None:
         """Report the failure of a batch that ran alone; the generations that waited for it run again.

@@ -119,7 +119,8 @@ def _answer(batches: Sequence[QueuedBatch], matrix: Matrix, report: StepReport, 
     for queued in batches:
         rows = matrix[first : first + queued.query_count]
         first += queued.query_count
-        queued.deliver(Answer(rows, report, start_s - queued.ready_s))
+        engine_s = report.duration_s * queued.token_count / report.tokens
+        queued.deliver(Answer(rows, report, start_s - queued.ready_s, engine_s))
 
 
 def _check(matrix: Matrix, batches: Sequence[QueuedBatch]) -> None:

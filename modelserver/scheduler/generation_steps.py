@@ -42,6 +42,7 @@ class Start:
     sequence: int
     token_ids: Sequence[int]
     sampling: pb.Sampling
+    account: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class _Sequence:
     outbox: Outbox
     number: int
     prompt_tokens: int
+    account: int
     new_tokens: int = 0
 
 
@@ -222,7 +224,7 @@ class GenerationSteps:
         except ValueError as error:
             _refuse(start, grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return
-        self._sequences[name] = _Sequence(start.outbox, start.sequence, len(start.token_ids))
+        self._sequences[name] = _Sequence(start.outbox, start.sequence, len(start.token_ids), start.account)
 
     def _abort(self, engine: Generator, chosen: Callable[[_Sequence], bool]) -> None:
         names = [name for name, sequence in self._sequences.items() if chosen(sequence)]
@@ -236,6 +238,10 @@ class GenerationSteps:
     ) -> None:
         # Callers without a new token get the step as well: no message would mean that the server hangs.
         callers = dict.fromkeys(sequence.outbox for sequence in self._sequences.values())
+        each_s = duration_s / max(1, sum(load.by_name.values()))
+        for name, tokens in load.by_name.items():
+            if (sequence := self._sequences.get(name)) is not None:
+                sequence.outbox.charge(sequence.account, tokens * each_s)
         for each in new:
             sequence = self._sequences.get(each.name)
             if sequence is None:

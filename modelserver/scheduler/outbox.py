@@ -23,6 +23,7 @@ class Outbox:
         self._token_ids: list[int] = []
         self._logprobs: list[pb.SequenceLogprobs] = []
         self._finished: list[pb.FinishedSequence] = []
+        self._seconds: dict[int, float] = {}
         self._state = pb.GenerateStep()
         self._empty = True
 
@@ -34,6 +35,11 @@ class Outbox:
             self._token_ids.extend(token_ids)
             if logprobs is not None:
                 self._logprobs.append(_packed(sequence, logprobs))
+
+    def charge(self, account: int, seconds: float) -> None:
+        """A part of a step's time fell to a sequence of this account."""
+        with self._lock:
+            self._seconds[account] = self._seconds.get(account, 0.0) + seconds
 
     def finish(self, finished: pb.FinishedSequence) -> None:
         with self._lock:
@@ -57,9 +63,11 @@ class Outbox:
                 token_ids=np.array(self._token_ids, "<i4").tobytes(),
                 finished=self._finished,
                 logprobs=self._logprobs,
+                accounts=np.array(list(self._seconds), "<u4").tobytes(),
+                account_s=np.array(list(self._seconds.values()), "<f8").tobytes(),
             )
             step.MergeFrom(self._state)
-            self._sequences, self._counts, self._token_ids = [], [], []
+            self._sequences, self._counts, self._token_ids, self._seconds = [], [], [], {}
             self._logprobs, self._finished = [], []
             self._empty = True
             return step

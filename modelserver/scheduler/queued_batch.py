@@ -31,11 +31,15 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one batch gets back: float32 [valid queries, dimensions], its step, and how long it waited ready."""
+    """What one batch gets back: float32 [valid queries, dimensions], its step, and how long it waited ready.
+
+    `engine_s`: its part of the steps' time.
+    """
 
     matrix: Matrix
     step: StepReport
     staged_s: float
+    engine_s: float
 
 
 Outcome = Answer | ModelServerError

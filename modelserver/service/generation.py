@@ -73,7 +73,7 @@ class _Call:
             self._outbox.finish(pb.FinishedSequence(sequence=start.sequence, code=code, message=str(error)))
             self._outbox.end_step(pb.GenerateStep())
         else:
-            self._steps.do(Start(self._outbox, start.sequence, token_ids, start.sampling))
+            self._steps.do(Start(self._outbox, start.sequence, token_ids, start.sampling, start.account))
 
     def _checked(self, start: pb.StartSequence) -> list[int]:
         """The prompt's ids. Raises the caller's error for a start on which an engine would fail or never finish."""

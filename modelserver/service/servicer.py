@@ -183,6 +183,7 @@ def _response(
         staged_s=answer.staged_s,
         decoding_sequences=answer.step.decoding,
         embed_room_tokens=answer.step.embed_room_tokens,
+        engine_s=answer.engine_s,
     )
 
 

@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import NoReturn
 
 from aggregator.errors import BatchFailed, Code, ModelServerLost, RequestError
+from aggregator.observability.costs import Costs
 from aggregator.replicas.generate_call import GenerateCall
 from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.codec import Refused, decode, intakes
 from aggregator.sources.kafka.outcomes import encode_refusal, encode_replies
+from k8s.process.metrics_buffer import MetricsBuffer
 from protos.generation.v1 import generation_pb2 as pb
 from protos.generation.v1.generation_pb2 import TokenLogprobs
 from protos.modelserver.v1 import modelserver_pb2
@@ -59,6 +61,7 @@ class _Noting:
 
     token_ids = b"\1\0\0\0"
     sampling = modelserver_pb2.Sampling(max_tokens=5)
+    account = 0
 
     def __init__(self) -> None:
         self.over = False
@@ -98,7 +101,7 @@ def check_step(data: bytes) -> None:
 
 async def _hear(step: modelserver_pb2.GenerateStep) -> None:
     """Three sequences run, of which the step may report."""
-    call = GenerateCall(DESCRIPTION, _closed, lambda _: ModelServerLost("x"))
+    call = GenerateCall(DESCRIPTION, _closed, lambda _: ModelServerLost("x"), Costs(MetricsBuffer()))
     for _ in range(3):
         call.generate(_Noting())
     call.read(step)

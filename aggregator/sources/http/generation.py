@@ -288,7 +288,7 @@ class Writer:
         }
 
     def _usage(self) -> dict[str, int]:
-        prompt, new = len(self._generation.prompt_ids) // 4, len(self._generation.token_ids)
+        prompt, new = self._generation.prompt_tokens, len(self._generation.token_ids)
         return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
     def _logprobs(self, logprobs: Sequence[pb.TokenLogprobs]) -> dict[str, Any] | None:

@@ -226,7 +226,7 @@ def _fill_end(answer: pb.GenerateResponse, request: Request, generation: Generat
         answer.status.SetInParent()
         answer.finish_reason = generation.finish_reason  # type: ignore[assignment]
         answer.stop = generation.stop
-    answer.usage.prompt_tokens = len(generation.prompt_ids) // 4
+    answer.usage.prompt_tokens = generation.prompt_tokens
     answer.usage.completion_tokens = len(generation.token_ids)
     for name, at_s in (("queued", generation.started_s), ("first_token", generation.first_token_s), ("total", now_s)):
         if at_s < inf:

@@ -39,7 +39,7 @@ class QueryError(_message.Message):
     def __init__(self, index: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class EmbedBatchResponse(_message.Message):
-    __slots__ = ("embeddings", "dimensions", "errors", "step_tokens", "step_duration_s", "queued_tokens", "idle_before_s", "staged_s", "decoding_sequences", "embed_room_tokens")
+    __slots__ = ("embeddings", "dimensions", "errors", "step_tokens", "step_duration_s", "queued_tokens", "idle_before_s", "staged_s", "decoding_sequences", "embed_room_tokens", "engine_s")
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class EmbedBatchResponse(_message.Message):
     STAGED_S_FIELD_NUMBER: _ClassVar[int]
     DECODING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     EMBED_ROOM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_S_FIELD_NUMBER: _ClassVar[int]
     embeddings: bytes
     dimensions: int
     errors: _containers.RepeatedCompositeFieldContainer[QueryError]
@@ -60,7 +61,8 @@ class EmbedBatchResponse(_message.Message):
     staged_s: float
     decoding_sequences: int
     embed_room_tokens: int
-    def __init__(self, embeddings: _Optional[bytes] = ..., dimensions: _Optional[int] = ..., errors: _Optional[_Iterable[_Union[QueryError, _Mapping]]] = ..., step_tokens: _Optional[int] = ..., step_duration_s: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., idle_before_s: _Optional[float] = ..., staged_s: _Optional[float] = ..., decoding_sequences: _Optional[int] = ..., embed_room_tokens: _Optional[int] = ...) -> None: ...
+    engine_s: float
+    def __init__(self, embeddings: _Optional[bytes] = ..., dimensions: _Optional[int] = ..., errors: _Optional[_Iterable[_Union[QueryError, _Mapping]]] = ..., step_tokens: _Optional[int] = ..., step_duration_s: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., idle_before_s: _Optional[float] = ..., staged_s: _Optional[float] = ..., decoding_sequences: _Optional[int] = ..., embed_room_tokens: _Optional[int] = ..., engine_s: _Optional[float] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "ignore_eos")
@@ -91,20 +93,22 @@ class Sampling(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logprobs: _Optional[int] = ..., ignore_eos: bool = ...) -> None: ...
 
 class StartSequence(_message.Message):
-    __slots__ = ("sequence", "model", "model_revision", "token_ids", "sampling", "traceparent")
+    __slots__ = ("sequence", "model", "model_revision", "token_ids", "sampling", "traceparent", "account")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     model: str
     model_revision: str
     token_ids: bytes
     sampling: Sampling
     traceparent: str
-    def __init__(self, sequence: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    account: int
+    def __init__(self, sequence: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., traceparent: _Optional[str] = ..., account: _Optional[int] = ...) -> None: ...
 
 class GenerateCommand(_message.Message):
     __slots__ = ("start", "abort")
@@ -143,7 +147,7 @@ class SequenceLogprobs(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., width: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ...) -> None: ...
 
 class GenerateStep(_message.Message):
-    __slots__ = ("sequences", "counts", "token_ids", "finished", "logprobs", "step_duration_s", "free_kv_tokens", "running", "waiting_tokens", "embed_room_tokens", "decoding_sequences", "prompt_tokens", "embedding_tokens")
+    __slots__ = ("sequences", "counts", "token_ids", "finished", "logprobs", "step_duration_s", "free_kv_tokens", "running", "waiting_tokens", "embed_room_tokens", "decoding_sequences", "prompt_tokens", "embedding_tokens", "accounts", "account_s")
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +161,8 @@ class GenerateStep(_message.Message):
     DECODING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNT_S_FIELD_NUMBER: _ClassVar[int]
     sequences: bytes
     counts: bytes
     token_ids: bytes
@@ -170,7 +176,9 @@ class GenerateStep(_message.Message):
     decoding_sequences: int
     prompt_tokens: int
     embedding_tokens: int
-    def __init__(self, sequences: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[FinishedSequence, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., step_duration_s: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., embed_room_tokens: _Optional[int] = ..., decoding_sequences: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., embedding_tokens: _Optional[int] = ...) -> None: ...
+    accounts: bytes
+    account_s: bytes
+    def __init__(self, sequences: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[FinishedSequence, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., step_duration_s: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., embed_room_tokens: _Optional[int] = ..., decoding_sequences: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., embedding_tokens: _Optional[int] = ..., accounts: _Optional[bytes] = ..., account_s: _Optional[bytes] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from aggregator.engine import StepResult
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost, ModelServerTimedOut
+from aggregator.observability.costs import Costs
 from aggregator.replicas.answers import BadDescription, checked_description
 from aggregator.replicas.client import GrpcEngine, ModelServerClient
 from aggregator.replicas.generate_call import GenerateCall, StreamStreamCall
+from k8s.process.metrics_buffer import MetricsBuffer
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from tests.support.fake_engine import batch, description
 from tests.support.fake_model_server import FakeModelServer, Refusal, describe_response
@@ -135,7 +139,7 @@ def never() -> StreamStreamCall:
 
 
 def test_the_last_steps_are_kept_as_they_were_reported_and_the_load_is_that_of_the_last() -> None:
-    call = GenerateCall(description(), never, lambda _: ModelServerLost("x"))
+    call = GenerateCall(description(), never, lambda _: ModelServerLost("x"), Costs(MetricsBuffer()))
     before = call.load
     for prompt_tokens in range(600):
         call.read(
@@ -155,3 +159,30 @@ def test_the_last_steps_are_kept_as_they_were_reported_and_the_load_is_that_of_t
     assert len(call.last_steps) == 512
     call.read(pb.GenerateStep())  # a refusal is no step
     assert call.load.prompt_tokens == 599
+
+
+def charged(*seconds: float, accounts: int | None = None) -> pb.GenerateStep:
+    numbers = range(len(seconds) if accounts is None else accounts)
+    return pb.GenerateStep(accounts=np.array(numbers, "<u4").tobytes(), account_s=np.array(seconds, "<f8").tobytes())
+
+
+def test_the_parts_of_steps_are_counted_for_those_whose_sequences_they_computed() -> None:
+    buffer = MetricsBuffer()
+    costs = Costs(buffer)
+    assert [costs.account(tenant) for tenant in ("a", "b", "a")] == [1, 2, 1]
+    call = GenerateCall(description(), never, lambda _: ModelServerLost("x"), costs)
+    call.read(charged(0.0, 0.5, 1.5, 8.0))
+    call.read(charged(0.0, 0.25))
+    seconds = next(metric for metric in buffer.collect().metrics if metric.name == "tokenbatch.engine")
+    points: list[Any] = list(seconds.data.data_points)
+    parts = {point.attributes["tenant"]: point.value for point in points}
+    assert parts == {"a": 0.75, "b": 1.5, "other": 8.0}  # no tenant has account 3
+
+
+@pytest.mark.parametrize(
+    "step", [charged(-0.1), charged(np.nan), charged(np.inf), charged(0.1, accounts=2), pb.GenerateStep(account_s=b"1")]
+)
+def test_parts_of_steps_that_cannot_be_right_lose_the_server(step: pb.GenerateStep) -> None:
+    call = GenerateCall(description(), never, lambda _: ModelServerLost("x"), Costs(MetricsBuffer()))
+    with pytest.raises(ModelServerLost, match="account"):
+        call.read(step)

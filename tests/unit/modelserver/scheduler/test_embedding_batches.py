@@ -13,7 +13,7 @@ from modelserver.engines.synthetic import Poison, synthetic_facts, vectors
 from modelserver.engines.synthetic_generator import SyntheticGenerator
 from modelserver.errors import EngineBroken, StepFailed
 from modelserver.scheduler.embedding_batches import EmbeddingBatches
-from modelserver.scheduler.generation_steps import GenerationStep, GenerationSteps, Start, StepLimits
+from modelserver.scheduler.generation_steps import Abort, GenerationStep, GenerationSteps, Start, StepLimits
 from modelserver.scheduler.merge import Composition, MergeLimits
 from modelserver.scheduler.outbox import Outbox
 from modelserver.scheduler.queued_batch import Answer, Outcome, QueuedBatch, StepReport
@@ -80,8 +80,8 @@ class Server:
         self.queue.put(queued)
         return queued
 
-    def start(self, number: int, prompt: Sequence[int] = (1, 2, 3), tokens: int = 5) -> None:
-        self.work.do(Start(self.outbox, number, prompt, pb.Sampling(max_tokens=tokens)))
+    def start(self, number: int, prompt: Sequence[int] = (1, 2, 3), tokens: int = 5, account: int = 0) -> None:
+        self.work.do(Start(self.outbox, number, prompt, pb.Sampling(max_tokens=tokens), account))
 
     def step(self) -> None:
         if self.work.wait(self.engine):
@@ -247,3 +247,48 @@ def test_the_queries_of_callers_that_left_or_are_late_leave_the_engine() -> None
     server.step()
     assert list(server.outcomes) == ["kept"]
     assert server.engine.load.embeddings == []
+
+
+def test_the_time_of_steps_is_divided_among_all_that_they_computed() -> None:
+    """Of two callers: prompts in parts, decoding, batches over several steps, an abort."""
+    server = Server()
+    server.engine.per_token_s = 0.001
+    other = Outbox(lambda: None)
+    server.start(1, prompt=range(1, 2 * STEP_TOKENS), tokens=4, account=7)
+    server.work.do(Start(other, 1, (1, 2, 3), pb.Sampling(max_tokens=50), 9))
+    for name in "abc":
+        server.embed(name, *[[1, 2, 3, 4]] * 6)
+    for _ in range(6):
+        server.step()
+    server.work.do(Abort(other, 1))
+    server.finish()
+    parts = [server.answer(name).engine_s for name in "abc"]
+    seconds = account_s(server.outbox.take(), other.take())
+    assert seconds.keys() == {7, 9}
+    assert sum(parts) + sum(seconds.values()) == pytest.approx(server.now_s)
+    assert min(*parts, *seconds.values()) > 0.0
+
+
+def test_each_token_of_a_step_costs_the_same() -> None:
+    server = Server()
+    server.start(1, prompt=(1, 2, 3), account=4)
+    server.embed("a", [1, 2], [3])
+    server.embed("b", [4])
+    server.step()
+    assert server.answer("a").engine_s == pytest.approx(0.01 * 3 / 7)
+    assert server.answer("b").engine_s == pytest.approx(0.01 * 1 / 7)
+    assert account_s(server.read()) == {4: pytest.approx(0.01 * 3 / 7)}
+    server.embed("c", [4, 5, 6])
+    server.step()
+    assert server.answer("c").engine_s == pytest.approx(0.01 * 3 / 4)
+    assert account_s(server.read()) == {4: pytest.approx(0.01 * 1 / 4)}
+
+
+def account_s(*steps: pb.GenerateStep | None) -> dict[int, float]:
+    """Seconds by account."""
+    found: dict[int, float] = {}
+    for step in steps:
+        assert step is not None
+        accounts, seconds = np.frombuffer(step.accounts, "<u4").tolist(), np.frombuffer(step.account_s, "<f8").tolist()
+        found |= dict(zip(accounts, seconds, strict=True))
+    return found

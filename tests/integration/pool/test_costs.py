@@ -1,0 +1,189 @@
+"""Whose the engines' time is: real processes, several aggregators, one engine that takes the time it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from loadtest.stack.service import DEFAULT_MODEL_NAME, ModelServer
+from protos.embedding.v1 import embedding_pb2 as pb
+from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+from protos.generation.v1 import generation_pb2, generation_pb2_grpc
+from tests.integration.pool.conftest import Pool
+from tests.support.processes import NewServer
+from tests.support.scrape import metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+SHARES = {"one": 1, "two": 2, "seven": 7}
+SECONDS, TOKENS = "tokenbatch_engine_seconds_total", "tokenbatch_tokens_total"
+CALLS = 40
+AT_ONCE = 40
+TIMEOUT_S = 60.0
+
+
+class Stand:
+    """Two aggregators in front of one server."""
+
+    def __init__(self, server: ModelServer, pool: Pool) -> None:
+        self.server = server
+        self.addresses, self.monitoring = [], []
+        for _ in range(2):
+            aggregator = pool(server.address)
+            self.addresses.append(aggregator.address)
+            self.monitoring.append(aggregator.process.metrics_address)
+
+    def counted(self, name: str, **labels: str) -> float:
+        return sum(metrics(each).value(name, **labels) for each in self.monitoring)
+
+    def by_tenant(self, name: str, **labels: str) -> dict[str, float]:
+        """The part of each tenant in what all of them had: the probes of the aggregators are not among them."""
+        parts = {tenant: self.counted(name, tenant=tenant, **labels) for tenant in SHARES}
+        return {tenant: part / sum(parts.values()) for tenant, part in parts.items()}
+
+    @property
+    def busy_s(self) -> float:
+        """The engine's: steps of texts, and those of embeddings alone."""
+        found = metrics(self.server.metrics_address)
+        both = found.value("embed_engine_duration_seconds_sum", composition="mixed")
+        embedding = found.value("embed_engine_duration_seconds_sum") - both
+        return found.value("generate_engine_duration_seconds_sum") + embedding
+
+    async def embed(self, calls: Sequence[tuple[str, str]]) -> None:
+        """Calls of tenants to both aggregators, a few at once so that all batches hold some of each."""
+        requests = [pb.EmbedRequest(tenant=tenant, inputs=[pb.Input(text=text)]) for tenant, text in calls]
+
+        async def send(stub: Any) -> None:
+            for first in range(0, len(requests), AT_ONCE):
+                await asyncio.gather(*(stub.Embed(each, timeout=TIMEOUT_S) for each in requests[first:][:AT_ONCE]))
+
+        async with self._channels() as channels:
+            await asyncio.gather(*(send(pb_grpc.EmbeddingsStub(channel)) for channel in channels))
+
+    async def generate(self, calls: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        async def read(stub: Any, tenant: str, sampling: dict[str, Any]) -> None:
+            request = generation_pb2.GenerateRequest(
+                tenant=tenant, prompt=f"what is said of {tenant}", sampling=generation_pb2.Sampling(**sampling)
+            )
+            async for _ in stub.Generate(request, timeout=TIMEOUT_S):
+                pass
+
+        async with self._channels() as channels:
+            stubs = [generation_pb2_grpc.GenerationStub(channel) for channel in channels]
+            await asyncio.gather(*(read(stub, *call) for stub in stubs for call in calls))
+
+    @asynccontextmanager
+    async def _channels(self) -> AsyncGenerator[list[grpc.aio.Channel]]:
+        async with AsyncExitStack() as stack:
+            yield [await stack.enter_async_context(grpc.aio.insecure_channel(each)) for each in self.addresses]
+
+
+def embeddings() -> list[tuple[str, str]]:
+    """Calls whose tokens are as 1 : 2 : 7, each text another one, so mixed that all batches are."""
+    calls = [
+        (tenant, f"question {number} {place} of {tenant}")
+        for number in range(CALLS)
+        for tenant, share in SHARES.items()
+        for place in range(share)
+    ]
+    random.Random(7).shuffle(calls)
+    return calls
+
+
+def texts() -> list[tuple[str, dict[str, Any]]]:
+    return [
+        (tenant, {"max_tokens": 30, "seed": 10 * seed + number})
+        for seed in range(8)
+        for tenant, share in SHARES.items()
+        for number in range(share)
+    ]
+
+
+def assert_shares(found: dict[str, float]) -> None:
+    assert found == {
+        "one": pytest.approx(0.1, abs=0.02),
+        "two": pytest.approx(0.2, abs=0.02),
+        "seven": pytest.approx(0.7, abs=0.02),
+    }
+
+
+async def test_tenants_pay_for_their_tokens_in_shared_steps(new_server: NewServer, pool: Pool) -> None:
+    server = new_server(SYNTHETIC__FIXED_S="0.01", SYNTHETIC__PER_TOKEN_S="0.0001")
+    server.start()
+    stand = Stand(server, pool)
+    await stand.embed(embeddings())
+    batches = metrics(server.metrics_address).value("embed_engine_duration_seconds_count", composition="merged")
+    assert batches > 0
+    assert stand.counted(SECONDS) == pytest.approx(stand.busy_s, rel=0.01)
+    assert stand.counted(SECONDS, model=DEFAULT_MODEL_NAME, task="embed") == stand.counted(SECONDS)
+    assert_shares(stand.by_tenant(SECONDS))
+    assert_shares(stand.by_tenant(TOKENS))
+    inputs = 2 * CALLS * sum(SHARES.values())
+    assert stand.counted(TOKENS) == pytest.approx(stand.counted("embed_batch_tokens_sum"))
+    assert stand.counted(TOKENS) > 5 * inputs
+
+
+async def test_equal_inputs_are_computed_once_and_paid_in_equal_parts(new_server: NewServer, pool: Pool) -> None:
+    server = new_server(SYNTHETIC__FIXED_S="0.05", SYNTHETIC__PER_TOKEN_S="0")
+    server.start()
+    stand = Stand(server, pool)
+    await stand.embed([(tenant, f"question {number}") for number in range(CALLS) for tenant in ("one", "two")])
+    assert stand.counted("embed_coalesced_total") > CALLS
+    assert stand.counted(TOKENS) == pytest.approx(stand.counted("embed_batch_tokens_sum"))
+    assert stand.counted(SECONDS) == pytest.approx(stand.busy_s, rel=0.01)
+    assert stand.by_tenant(TOKENS) == {"one": pytest.approx(0.5), "two": pytest.approx(0.5), "seven": 0.0}
+
+
+async def test_generations_pay_for_their_tokens_of_each_step(new_server: NewServer, pool: Pool) -> None:
+    server = new_server(
+        MODEL__TASK="generate",
+        MODEL__MAX_INPUT_TOKENS="512",
+        SYNTHETIC__FIXED_S="0.005",
+        SYNTHETIC__PER_TOKEN_S="0.0001",
+    )
+    server.start()
+    stand = Stand(server, pool)
+    await stand.generate(texts())
+    assert stand.counted(SECONDS) == pytest.approx(stand.busy_s, rel=0.01)
+    assert stand.counted(SECONDS, task="generate") == stand.counted(SECONDS)
+    assert_shares(stand.by_tenant(SECONDS))
+    assert_shares(stand.by_tenant(TOKENS))
+    of_texts = stand.counted("gen_ai_client_token_usage_sum")
+    assert stand.counted(TOKENS) == of_texts > 2 * 80 * 30
+
+
+async def test_a_server_of_both_tasks_divides_its_steps_among_both(new_server: NewServer, pool: Pool) -> None:
+    server = new_server(
+        MODEL__TASK="both",
+        MODEL__MAX_INPUT_TOKENS="512",
+        SYNTHETIC__FIXED_S="0.005",
+        SYNTHETIC__PER_TOKEN_S="0.0001",
+    )
+    server.start()
+    stand = Stand(server, pool)
+    stops = [("one", {"max_tokens": 200, "stop": ["e"], "seed": seed}) for seed in range(20)]
+    await asyncio.gather(stand.generate([*texts(), *stops]), stand.embed(embeddings()))
+    assert stand.counted(SECONDS) == pytest.approx(stand.busy_s, rel=0.01)
+    assert_shares(stand.by_tenant(TOKENS, task="embed"))
+    assert 0 < stand.counted(SECONDS, task="embed") < stand.counted(SECONDS)
+
+
+async def test_a_hundred_tenants_have_names_and_one_with_a_rate_always(new_server: NewServer, pool: Pool) -> None:
+    server = new_server()
+    server.start()
+    aggregator = pool(server.address, TENANTS__RATES='{"pays": 1000000}')
+    async with grpc.aio.insecure_channel(aggregator.address) as channel:
+        stub = pb_grpc.EmbeddingsStub(channel)
+        for tenant in (*(f"made up {number}" for number in range(150)), "pays"):
+            await stub.Embed(pb.EmbedRequest(tenant=tenant, inputs=[pb.Input(text="question")]), timeout=TIMEOUT_S)
+    found = metrics(aggregator.process.metrics_address)
+    tokens = {sample.labels["tenant"]: sample.value for sample in found.samples if sample.name == TOKENS}
+    assert len(tokens) == 101
+    assert tokens["pays"] == tokens["made up 0"] == tokens["made up 98"]
+    assert tokens["other"] == 51 * tokens["pays"]
