@@ -42,6 +42,7 @@ _AFTER_PADDING = frozenset(
 _WITHOUT_TABLE = re.compile(r"rope|rotary|alibi|relative")
 """In a config.json's keys, or in its kind of positions: positions that are computed, and so have no last one."""
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
+_CLASSIFIER = "ForSequenceClassification"
 POOLS_IN_CODE = frozenset({"jina_embeddings_v5"})
 """Model types whose published code pools and normalises, where others have modules of sentence-transformers."""
 _UNLIMITED = 1e9
@@ -54,7 +55,7 @@ _DOCUMENT_PROMPTS = ("document", "passage", "search_document")
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """One model on disk; `embeds`: its files name the pooling of its hidden states.
+    """One model on disk; `embeds`: its files name the pooling of its hidden states; `classifies`: it has labels.
 
     `tokenizer` holds file names and contents in the order of names, `fingerprint` their SHA-256 in hexadecimal.
     """
@@ -74,6 +75,7 @@ class ModelFiles:
     is_causal: bool = False
     embeds: bool = False
     has_generation_config: bool = False
+    classifies: bool = False
     adapter: Path | None = None
 
     @property
@@ -120,6 +122,7 @@ def read(path: Path, revision: str) -> ModelFiles:
         is_causal=_is_causal(config),
         embeds=(path / "modules.json").is_file() or (path / "1_Pooling").is_dir(),
         has_generation_config=(path / "generation_config.json").is_file(),
+        classifies=any(str(name).endswith(_CLASSIFIER) for name in config.get("architectures") or ()),
     )
 
 

@@ -34,9 +34,11 @@ class ModelSettings(Group):
         description="tokens of the longest input; empty: the model's own limit, for embeddings at most what one step"
         " holds, for generation on a CPU at most 2048",
     )
-    task: Literal["auto", "embed", "generate", "both"] = Field(
+    task: Literal["auto", "embed", "generate", "both", "rank", "classify"] = Field(
         default="auto",
-        description="both: embed and generate in the same engine steps. auto: generate for a causal language model;"
+        description="both: embed and generate in the same engine steps. rank: one score of a query and a document;"
+        " classify: one score per label. auto: rank for a classifier (…ForSequenceClassification) of one label,"
+        " classify for one of several; generate for a causal language model;"
         " both for one whose files say how it embeds (modules.json, 1_Pooling) and generates (generation_config.json),"
         " or with an adapter; else embed",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
@@ -60,6 +61,12 @@ def compare_tokenizer(files: ModelFiles, *, trust_remote_code: bool) -> None:
         theirs = reference(text, truncation=False, padding=False, verbose=False)["input_ids"]
         if ours != theirs:
             raise CannotStart(_told(files, text, ours, theirs))
+
+
+def joins_with_token_types(files: ModelFiles) -> bool:
+    """Whether the second text of a pair has tokens of type 1, which transformers hands to the model."""
+    inputs = json.loads(files.tokenizer.get("tokenizer_config.json", b"{}")).get("model_input_names")
+    return (inputs is None or "token_type_ids" in inputs) and 1 in _served(files).encode("a", "b").type_ids
 
 
 def prompt_tokens(files: ModelFiles) -> tuple[tuple[int, ...], ...]:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from modelserver.engines.engine import Engine, EngineFacts, Generator, Task
+from modelserver.engines.engine import EMBED_AND_GENERATE, Engine, EngineFacts, Generator, Scoring, Task
 from modelserver.engines.pooling import Embedding, Modules, read_embedding, read_modules
+from modelserver.engines.scoring import of_any, read_scoring
 from modelserver.engines.self_check import compare
 from modelserver.engines.synthetic import Poison, SyntheticEngine, synthetic_facts
 from modelserver.engines.synthetic_generator import SyntheticGenerator
@@ -32,6 +33,7 @@ _log = logging.getLogger(__name__)
 _LISTED = re.compile(r"(Supported architectures: dict_keys|The available parameters belonging to|\[type=).*")
 """Lists of hundreds of names at the end of vLLM's errors, and what pydantic adds."""
 _LONGEST_REASON = 400
+_SCORES = frozenset((Task.RANK, Task.CLASSIFY))
 _SYNTHETIC_STEP_TOKENS = 8192
 _SYNTHETIC_SEQUENCES = 256
 _SYNTHETIC_KV_TOKENS = 1 << 18
@@ -68,27 +70,49 @@ def tasks_of(settings: ModelServerSettings, files: ModelFiles) -> frozenset[Task
     match settings.model.task:
         case "both":
             embedding_of(settings, files)
-            return frozenset(Task)
+            return EMBED_AND_GENERATE
         case "auto":
             return _tasks_of_files(settings, files)
-        case task:
+        case name:
             if settings.model.adapter:
-                raise CannotStart(f"model.adapter embeds with task both, and model.task is {task}")
-            return frozenset((Task(task),))
+                raise CannotStart(f"model.adapter embeds with task both, and model.task is {name}")
+            task = Task(name)
+            if task in _SCORES:
+                scoring_of(settings, files, task)
+            return frozenset((task,))
 
 
 def _tasks_of_files(settings: ModelServerSettings, files: ModelFiles) -> frozenset[Task]:
     if settings.model.adapter:
         embedding_of(settings, files)
-        return frozenset(Task)
+        return EMBED_AND_GENERATE
+    if files.classifies:
+        return frozenset((read_scoring(files).task,))
     if files.is_causal and files.embeds and files.has_generation_config:
         try:
             embedding_of(settings, files)
         except CannotStart as error:
             _log.info("the model only embeds", extra={"reason": str(error)})
         else:
-            return frozenset(Task)
+            return EMBED_AND_GENERATE
     return frozenset((Task.GENERATE if files.generates else Task.EMBED,))
+
+
+def scoring_of(settings: ModelServerSettings, files: ModelFiles, task: Task) -> Scoring:
+    """How a model scores that is served for this task. Raises CannotStart if it cannot."""
+    if settings.engine.kind == "synthetic":
+        return of_any(files, task)
+    if not files.classifies:
+        raise CannotStart(
+            f"{files.path} has no classifier (…ForSequenceClassification): it cannot {task}; set model.task to auto"
+        )
+    scoring = read_scoring(files)
+    if scoring.task is not task:
+        raise CannotStart(
+            f"model.task is {task}, and the labels of {files.path} are {', '.join(scoring.labels)}: a model with one"
+            f" ranks, with several it classifies; set model.task to {scoring.task}"
+        )
+    return scoring
 
 
 def embedding_of(settings: ModelServerSettings, files: ModelFiles) -> Embedding:
@@ -109,10 +133,10 @@ def build_generator(settings: ModelServerSettings, files: ModelFiles, *, embeds:
 
 
 def check(settings: ModelServerSettings, files: ModelFiles) -> None:
-    """Raises CannotStart for a model that vLLM does not embed with; its weights are not loaded."""
+    """Raises CannotStart for a model that vLLM neither embeds nor scores with; its weights are not loaded."""
     from modelserver.engines.core import check as check_model  # noqa: PLC0415 - loads torch and vLLM
 
-    _loaded(check_model, settings, files, modules_of(settings, files))
+    _pooling(check_model, settings, files)
 
 
 def modules_of(settings: ModelServerSettings, files: ModelFiles) -> Modules | None:
@@ -150,6 +174,14 @@ def _fallback(core: Engine, reason: str) -> Choice:
 def _core(settings: ModelServerSettings, files: ModelFiles) -> CoreEngine:
     from modelserver.engines.core import load  # noqa: PLC0415 - loads torch and vLLM
 
+    return _pooling(load, settings, files)
+
+
+def _pooling(load: Callable[[LoadOptions], L], settings: ModelServerSettings, files: ModelFiles) -> L:
+    """A model of one task that gives one row a query, loaded by vLLM. Raises CannotStart."""
+    (task,) = tasks_of(settings, files)
+    if task in _SCORES:
+        return _loaded(load, settings, files, scoring=scoring_of(settings, files, task))
     return _loaded(load, settings, files, modules_of(settings, files))
 
 
@@ -158,6 +190,7 @@ def _loaded(
     settings: ModelServerSettings,
     files: ModelFiles,
     modules: Modules | None = None,
+    scoring: Scoring | None = None,
 ) -> L:
     """The model, loaded by vLLM. Raises CannotStart."""
     from modelserver.engines.core import LoadOptions  # noqa: PLC0415 - loaded by now
@@ -173,6 +206,7 @@ def _loaded(
         options=engine.vllm_options,
         graphs=engine.kind != "direct",
         modules=modules,
+        scoring=scoring,
     )
     try:
         return load(options)
@@ -202,9 +236,13 @@ def _direct(core: CoreEngine) -> DirectEngine:
 
 def _synthetic(settings: ModelServerSettings, files: ModelFiles) -> Engine:
     synthetic, facts = settings.synthetic, _synthetic_facts(settings, files)
+    (task,) = tasks_of(settings, files)
+    scoring = scoring_of(settings, files, task) if task in _SCORES else None
     facts = replace(
         facts,
-        dimensions=synthetic.dimensions or files.hidden_size,
+        tasks=frozenset((task,)),
+        scoring=scoring,
+        dimensions=len(scoring.labels) if scoring is not None else synthetic.dimensions or files.hidden_size,
         max_input_tokens=min(facts.max_input_tokens, facts.step_token_capacity),
     )
     time.sleep(synthetic.load_s)
@@ -217,7 +255,7 @@ def _synthetic_generator(settings: ModelServerSettings, files: ModelFiles, *, em
     synthetic, facts = settings.synthetic, _synthetic_facts(settings, files)
     facts = replace(
         facts,
-        tasks=frozenset(Task) if embeds else frozenset((Task.GENERATE,)),
+        tasks=EMBED_AND_GENERATE if embeds else frozenset((Task.GENERATE,)),
         context_tokens=facts.max_input_tokens,
         max_sequences=_SYNTHETIC_SEQUENCES,
         kv_tokens=_SYNTHETIC_KV_TOKENS,

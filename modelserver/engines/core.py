@@ -35,11 +35,12 @@ from modelserver.engines.architectures import (
     runs_eagerly,
 )
 from modelserver.engines.capture_sizes import capture_sizes
-from modelserver.engines.engine import EngineFacts, IdArray, Matrix
+from modelserver.engines.engine import EngineFacts, IdArray, Matrix, Scoring, Task
 from modelserver.engines.modules import VectorModules, place_modules
 from modelserver.engines.pooling import Modules, Pooling
+from modelserver.engines.scoring import activated
 from modelserver.engines.threads import StepThreads
-from modelserver.engines.vllm_internals import inspect_classes_in_process, leave_dense_out, runner_of
+from modelserver.engines.vllm_internals import inspect_classes_in_process, leave_dense_out, runner_of, token_types
 from modelserver.errors import CannotStart, EngineBroken, StepFailed, device_errors
 from modelserver.model_files import position_rows
 
@@ -63,6 +64,7 @@ class LoadOptions:
 
     `model_tokens` is the longest input that the model's files speak of. `graphs`: capture CUDA graphs, on a GPU.
     `modules`: what a model that only embeds computes after its transformer, by its files; None: as vLLM's class does.
+    `scoring`: of a model that ranks or classifies.
     """
 
     model_path: str
@@ -73,35 +75,48 @@ class LoadOptions:
     options: Mapping[str, Any]
     graphs: bool = True
     modules: Modules | None = None
+    scoring: Scoring | None = None
 
 
 class CoreEngine:
     """The batch is added to an empty scheduler whole, then stepped: one batch, one step."""
 
-    def __init__(self, core: EngineCore, longest: int | None = None, modules: Modules | None = None) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        longest: int | None = None,
+        modules: Modules | None = None,
+        scoring: Scoring | None = None,
+    ) -> None:
         """Take over a loaded EngineCore on the thread that built it. Raises CannotStart for another kind of model.
 
         `longest`: tokens of the longest input, where that is less than what vLLM reads in the model's files.
         """
         self.core = core
         self.config = core.vllm_config
-        if "embed" not in core.get_supported_tasks():
-            raise CannotStart(f"{self.config.model_config.model} is not an embedding model for vLLM {vllm_version}")
-        self.modules = _placed(core, modules)
+        _check_kind(self.config, scoring)
+        self.modules = _placed(core, modules) if scoring is None else None
         self.threads = StepThreads(torch.get_num_threads(), set_num_threads)
         self._names = count()
-        self._params = PoolingParams(task="embed", use_activation=False)
+        self._task = "embed" if scoring is None else "classify"
+        self._params = PoolingParams(task=self._task, use_activation=False)
         self._under_way: list[str] = []
         facts = _facts(core)
-        self.facts = replace(
-            facts,
-            dimensions=self.prepare(np.ones(1, np.int32), np.ones(1, np.int32)).run().shape[1],
-            max_input_tokens=min(facts.max_input_tokens, longest or facts.max_input_tokens),
-        )
+        longest = min(facts.max_input_tokens, longest or facts.max_input_tokens)
+        tasks = frozenset((Task.EMBED if scoring is None else scoring.task,))
+        self.facts = replace(facts, max_input_tokens=longest, tasks=tasks, scoring=scoring)
+        dimensions = self.prepare(np.ones(1, np.int32), np.ones(1, np.int32)).run().shape[1]
+        if scoring is not None and dimensions != len(scoring.labels):
+            raise CannotStart(
+                f"the model gives {dimensions} scores, and config.json in {self.config.model_config.model} has"
+                f" {len(scoring.labels)} labels: {', '.join(scoring.labels)}"
+            )
+        self.facts = replace(self.facts, dimensions=dimensions)
 
-    def prepare(self, token_ids: IdArray, lengths: IdArray) -> CoreStep:
+    def prepare(self, token_ids: IdArray, lengths: IdArray, second_segments: IdArray | None = None) -> CoreStep:
         """Make one vLLM request per query."""
         ids = token_ids.tolist()
+        second = (lengths if second_segments is None else second_segments).tolist()
         bounds = [0, *np.cumsum(lengths).tolist()]
         now_s = time.time()
         requests = [
@@ -109,12 +124,17 @@ class CoreEngine:
                 request_id=str(next(self._names)),
                 prompt_token_ids=ids[start:end],
                 sampling_params=None,
-                pooling_params=self._params,
+                pooling_params=self._params_of(begin, end - start),
                 arrival_time=now_s,
             )
-            for start, end in pairwise(bounds)
+            for begin, (start, end) in zip(second, pairwise(bounds), strict=True)
         ]
         return CoreStep(self, requests, len(ids))
+
+    def _params_of(self, second_segment: int, length: int) -> PoolingParams:
+        if second_segment >= length:
+            return self._params
+        return PoolingParams(task=self._task, use_activation=False, extra_kwargs=token_types(second_segment, length))
 
     def run(self, requests: list[Request]) -> Matrix:
         """Run one step; a batch that needs more than one (a bug, or a setting outside its bounds) is an error."""
@@ -129,7 +149,8 @@ class CoreEngine:
             raise StepFailed(f"{len(requests) - len(vectors)} of {len(requests)} queries missed the step")
         self._under_way = []
         matrix: Matrix = torch.stack(vectors).to(torch.float32).numpy()
-        return matrix
+        scoring = self.facts.scoring
+        return matrix if scoring is None else activated(matrix, scoring.activation)
 
     def recover(self) -> None:
         """Abort what a failed step left behind, and check that a small batch still computes."""
@@ -166,15 +187,18 @@ def load(options: LoadOptions) -> CoreEngine:
     """Load a model into vLLM; the calling thread becomes the engine's."""
     config = check(options)
     leave_dense_out()
-    return CoreEngine(_started(config), options.max_input_tokens or options.model_tokens, options.modules)
+    longest = options.max_input_tokens or options.model_tokens
+    return CoreEngine(_started(config), longest, options.modules, options.scoring)
 
 
 def check(options: LoadOptions) -> VllmConfig:
-    """The configuration of vLLM for a model that embeds. Raises CannotStart, and what vLLM raises, for another one."""
+    """The configuration of vLLM for a model that embeds or scores.
+
+    Raises CannotStart, and what vLLM raises, for another one.
+    """
     config = engine_config(options)
     model = config.model_config
-    if model.runner_type != "pooling" or model.score_type != "bi-encoder":
-        raise CannotStart(f"{model.model} is not an embedding model for vLLM {vllm_version}")
+    _check_kind(config, options.scoring)
     if options.modules is not None:
         VectorModules(options.modules)
         if "pooler_config" in options.options:
@@ -183,6 +207,14 @@ def check(options: LoadOptions) -> VllmConfig:
                 f" {model.model}"
             )
     return config
+
+
+def _check_kind(config: VllmConfig, scoring: Scoring | None) -> None:
+    model = config.model_config
+    wanted = "bi-encoder" if scoring is None else "cross-encoder"
+    if model.runner_type != "pooling" or model.score_type != wanted:
+        kind = "embedding model" if scoring is None else "model with a classifier"
+        raise CannotStart(f"{model.model} is no {kind} for vLLM {vllm_version}")
 
 
 def _placed(core: EngineCore, modules: Modules | None) -> VectorModules | None:
@@ -198,7 +230,7 @@ def _placed(core: EngineCore, modules: Modules | None) -> VectorModules | None:
 
 
 def engine_config(options: LoadOptions) -> VllmConfig:
-    """The configuration of vLLM for a model that embeds."""
+    """The configuration of vLLM for a model that embeds or scores."""
     step_tokens = options.step_tokens or (4096 if on_cpu() else 16384)
     config = json.loads(Path(options.model_path, "config.json").read_bytes())
     if not options.options.get("trust_remote_code"):

@@ -18,7 +18,8 @@ from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
 
 from modelserver.engines.core import CoreEngine
 from modelserver.engines.engine import IdArray, Matrix
-from modelserver.engines.modules import Rows, VectorModules
+from modelserver.engines.modules import Rows, VectorModules, score_modules
+from modelserver.engines.scoring import activated
 from modelserver.engines.vllm_internals import runner_of
 from modelserver.errors import ModelServerError, device_errors
 
@@ -41,15 +42,15 @@ class DirectEngine:
         self._group = group
         self._layers = tuple(group.layer_names)
         self._device = runner.device
-        self._modules = _modules(core)
+        self._modules = _modules(core, runner.model)
         # Threads of torch's own are what a second thread must not start beside the engine's on a CPU, and there the
         # copy to the device is nothing; on a GPU both belong to the preparation.
         self._builds_ahead = self._device.type != "cpu"
         self.facts = replace(core.facts, kind="direct")
 
-    def prepare(self, token_ids: IdArray, lengths: IdArray) -> DirectStep:
+    def prepare(self, token_ids: IdArray, lengths: IdArray, second_segments: IdArray | None = None) -> DirectStep:
         """Positions, bounds and segments of the packed queries; on a GPU also the copies and the metadata."""
-        layout = _layout(token_ids, lengths)
+        layout = _layout(token_ids, lengths, second_segments)
         return DirectStep(self, layout, self.place(layout) if self._builds_ahead else None)
 
     def place(self, layout: Layout) -> PlacedStep:
@@ -83,6 +84,9 @@ class DirectEngine:
                 lengths=lengths,
                 segments=self._to_device(torch.from_numpy(layout.segments)) if self._modules.needs_segments else None,
                 left_out=self._left_out(layout),
+                token_types=None
+                if layout.token_types is None
+                else self._to_device(torch.from_numpy(layout.token_types)),
                 metadata=dict.fromkeys(self._layers, metadata),
                 slots=dict.fromkeys(self._layers, slots),
             )
@@ -95,12 +99,18 @@ class DirectEngine:
             torch.inference_mode(),
             set_forward_context(step.metadata, self._config, num_tokens=tokens, slot_mapping=step.slots),
         ):
+            typed = {} if step.token_types is None else {"token_type_ids": step.token_types}
             hidden = self._model(
-                input_ids=step.token_ids, positions=step.positions, intermediate_tensors=None, inputs_embeds=None
+                input_ids=step.token_ids,
+                positions=step.positions,
+                intermediate_tensors=None,
+                inputs_embeds=None,
+                **typed,
             )
             rows = Rows(step.bounds[:-1], step.lengths, step.segments, step.left_out)
             matrix: Matrix = self._modules(hidden, rows).cpu().numpy()
-            return matrix
+            scoring = self.facts.scoring
+            return matrix if scoring is None else activated(matrix, scoring.activation)
 
     def recover(self) -> None:
         """A failed forward leaves nothing behind in the model; check that it still computes."""
@@ -122,13 +132,17 @@ class DirectEngine:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the packed queries lie: `bounds` int32 [queries + 1], `positions` and `segments` int64 [Σ lengths]."""
+    """Where the packed queries lie: `bounds` int32 [queries + 1], `positions` and `segments` int64 [Σ lengths].
+
+    `token_types` int32 [Σ lengths]; None: all are 0.
+    """
 
     token_ids: IdArray
     lengths: IdArray
     bounds: IdArray
     positions: npt.NDArray[np.int64]
     segments: npt.NDArray[np.int64]
+    token_types: IdArray | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +155,7 @@ class PlacedStep:
     lengths: torch.Tensor
     segments: torch.Tensor | None
     left_out: torch.Tensor | None
+    token_types: torch.Tensor | None
     metadata: dict[str, Any]
     slots: dict[str, torch.Tensor]
 
@@ -158,11 +173,12 @@ class DirectStep:
             return self.engine.forward(self.placed or self.engine.place(self.layout))
 
 
-def _layout(token_ids: IdArray, lengths: IdArray) -> Layout:
+def _layout(token_ids: IdArray, lengths: IdArray, second_segments: IdArray | None) -> Layout:
     bounds = np.zeros(lengths.size + 1, np.int32)
     np.cumsum(lengths, out=bounds[1:])
     positions = np.arange(token_ids.size, dtype=np.int64) - np.repeat(bounds[:-1], lengths)
-    return Layout(token_ids, lengths, bounds, positions, np.repeat(np.arange(lengths.size), lengths))
+    types = None if second_segments is None else (positions >= np.repeat(second_segments, lengths)).astype(np.int32)
+    return Layout(token_ids, lengths, bounds, positions, np.repeat(np.arange(lengths.size), lengths), types)
 
 
 def _runner(core: CoreEngine) -> Any:
@@ -183,7 +199,12 @@ def _attention_group(runner: Any) -> Any:
     return groups[0]
 
 
-def _modules(core: CoreEngine) -> VectorModules:
+def _modules(core: CoreEngine, model: Any) -> VectorModules:
+    if core.facts.scoring is not None:
+        found = score_modules(model)
+        if found is None:
+            raise NotDirect("vLLM's class of this model classifies in a way of its own")
+        return found
     if core.modules is None:
         raise NotDirect("vLLM's class of this model pools in a way of its own")
     return core.modules

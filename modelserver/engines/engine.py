@@ -23,8 +23,40 @@ Vector = npt.NDArray[np.float32]
 class Task(StrEnum):
     """What a model is served for."""
 
+    CLASSIFY = "classify"
     EMBED = "embed"
     GENERATE = "generate"
+    RANK = "rank"
+
+
+EMBED_AND_GENERATE = frozenset((Task.EMBED, Task.GENERATE))
+"""The two tasks that one model may have at once."""
+
+
+class Activation(StrEnum):
+    """The function that makes scores of a classifier's logits."""
+
+    IDENTITY = "identity"
+    SIGMOID = "sigmoid"
+    SOFTMAX = "softmax"
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a model scores one text or a pair: one score per label; a model that ranks has one.
+
+    `template`: the text with {query} and {document} that a pair becomes; empty: as the tokenizer joins a pair.
+    `token_types`: the tokens of a pair's second text have BERT's token type 1.
+    """
+
+    labels: tuple[str, ...]
+    activation: Activation
+    template: str = ""
+    token_types: bool = False
+
+    @property
+    def task(self) -> Task:
+        return Task.CLASSIFY if len(self.labels) > 1 else Task.RANK
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +65,9 @@ class EngineFacts:
 
     A step holds at most `step_token_capacity` tokens and `step_query_capacity` queries, each of 1 to
     `max_input_tokens` ids in [0, `vocabulary_size`). An engine that generates runs at most `max_sequences` at once,
-    each of at most `context_tokens`, whose keys and values take at most `kv_tokens` tokens. `dimensions` are 0 if it
-    does not embed. `capture_sizes`: tokens of the steps that it has CUDA graphs for; it pads a smaller one to the next.
+    each of at most `context_tokens`, whose keys and values take at most `kv_tokens` tokens. `dimensions`: floats of a
+    query's row; 0 if it only generates. `scoring`: of a model that ranks or classifies. `capture_sizes`: tokens of the
+    steps that it has CUDA graphs for; it pads a smaller one to the next.
     """
 
     kind: str
@@ -52,13 +85,18 @@ class EngineFacts:
     max_sequences: int = 0
     kv_tokens: int = 0
     capture_sizes: tuple[int, ...] = ()
+    scoring: Scoring | None = None
+
+    @property
+    def token_types(self) -> bool:
+        return self.scoring is not None and self.scoring.token_types
 
 
 class Step(Protocol):
     """One prepared engine step; it runs once."""
 
     def run(self) -> Matrix:
-        """Compute the pooled, not normalised vectors, float32 [queries, dimensions], in the order given.
+        """Compute scores, or pooled and not normalised vectors, float32 [queries, dimensions], in the order given.
 
         Called on the engine's thread only. Raises whatever the engine raises.
         """
@@ -71,9 +109,10 @@ class Engine(Protocol):
     @property
     def facts(self) -> EngineFacts: ...
 
-    def prepare(self, token_ids: IdArray, lengths: IdArray) -> Step:
+    def prepare(self, token_ids: IdArray, lengths: IdArray, second_segments: IdArray | None = None) -> Step:
         """Make a step ready: `token_ids` int32 [Σ lengths] end to end, `lengths` int32 [queries], all valid.
 
+        `second_segments` int32 [queries]: where the tokens of type 1 begin in each query; None: nowhere.
         Called on any thread, also while another step runs, so it leaves the engine's state alone.
         """
         ...

@@ -10,7 +10,14 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
-from vllm.model_executor.layers.pooler.seqwise import CLSPool, EmbeddingPoolerHead, LastPool, MeanPool, SequencePooler
+from vllm.model_executor.layers.pooler.seqwise import (
+    ClassifierPoolerHead,
+    CLSPool,
+    EmbeddingPoolerHead,
+    LastPool,
+    MeanPool,
+    SequencePooler,
+)
 from vllm.model_executor.layers.pooler.seqwise.methods import SequencePoolingMethod
 from vllm.model_executor.layers.pooler.special import DispatchPooler
 
@@ -210,6 +217,36 @@ def place_modules(model: Any, modules: Modules | None) -> VectorModules | None:
     found.to(next(model.parameters()).device)
     pooler.pooling, pooler.head = _ModulesPool(found), _Nothing()
     return found
+
+
+class ScoreModules(VectorModules):
+    """From hidden states [tokens, hidden] to logits float32 [queries, labels], by the head of a loaded classifier."""
+
+    def __init__(self, pooling: Pooling, layers: Sequence[tuple[Any, Any]]) -> None:
+        """`layers`: what follows the pooling, each with the dtype that it computes in (None: that of its input)."""
+        super().__init__(Modules((pooling,)))
+        self._head = tuple(layers)
+
+    def forward(self, hidden: torch.Tensor, rows: Rows) -> torch.Tensor:
+        found = super().forward(hidden, rows)
+        for layer, dtype in self._head:
+            found = layer(found if dtype is None else found.to(dtype))
+        return found.to(torch.float32)
+
+
+def score_modules(model: Any) -> ScoreModules | None:
+    """What a classifier that vLLM has loaded computes after its transformer; None if that is nothing known."""
+    dispatch = getattr(model, "pooler", None)
+    pooler = dispatch.poolers_by_task.get("classify") if isinstance(dispatch, DispatchPooler) else None
+    head = getattr(pooler, "head", None)
+    if not isinstance(pooler, SequencePooler) or not isinstance(head, ClassifierPoolerHead) or head.classifier is None:
+        return None
+    pooling, layers = pooler.pooling, [(head.classifier, head.head_dtype)]
+    if isinstance(pooling, SequencePooler) and isinstance(pooling.head, EmbeddingPoolerHead) and pooling.head.projector:
+        layers.insert(0, (pooling.head.projector, pooling.head.head_dtype))
+        pooling = pooling.pooling
+    own = _VLLMS.get(type(pooling))
+    return None if own is None else ScoreModules(own, layers)
 
 
 class _Nothing(nn.Module):  # type: ignore[misc]

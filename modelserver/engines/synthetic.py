@@ -1,4 +1,8 @@
-"""An engine without a model, for load tests and fault tests: known speed, vectors that follow from the ids alone."""
+"""An engine without a model, for load tests and fault tests: known speed, answers that follow from the ids alone.
+
+A vector's components are a hash of the query's ids in their order, each in [-1, 1). A score is half of one plus 1: in
+[0, 1). Scores of several labels do not sum to 1.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +70,9 @@ class AcceleratorError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SyntheticEngine:
-    """Sleeps `fixed_s + per_token_s · tokens` per step and answers with pseudo-random vectors.
+    """Sleeps `fixed_s + per_token_s · tokens` per step and answers with pseudo-random vectors or scores.
 
-    A query's vector depends on its ids and their order only.
+    They depend on a query's ids and their order only.
     """
 
     facts: EngineFacts
@@ -81,7 +85,8 @@ class SyntheticEngine:
     def step_s(self, tokens: int) -> float:
         return self.fixed_s + self.per_token_s * tokens
 
-    def prepare(self, token_ids: IdArray, lengths: IdArray) -> SyntheticStep:
+    def prepare(self, token_ids: IdArray, lengths: IdArray, second_segments: IdArray | None = None) -> SyntheticStep:
+        del second_segments
         return SyntheticStep(self, token_ids, lengths)
 
     def recover(self) -> None:
@@ -106,7 +111,9 @@ class SyntheticStep:
         if poison is not None and poison.is_in(self.token_ids):
             poison.strike(self.engine.sleep)
         self.engine.sleep(self.engine.step_s(self.token_ids.size))
-        return vectors(self.token_ids, self.lengths, self.engine.facts.dimensions)
+        facts = self.engine.facts
+        compute = vectors if facts.scoring is None else scores
+        return compute(self.token_ids, self.lengths, facts.dimensions)
 
 
 def synthetic_facts(
@@ -141,6 +148,11 @@ def vectors(token_ids: IdArray, lengths: IdArray, dimensions: int) -> Matrix:
     seeds = _mixed(sums[ends] - sums[ends - lengths])
     bits = _mixed(seeds[:, None] + np.arange(dimensions, dtype=np.uint64)[None, :] * _MIX)
     return (bits >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - np.float32(1.0)
+
+
+def scores(token_ids: IdArray, lengths: IdArray, labels: int) -> Matrix:
+    """One score per query and label, float32 [queries, labels] in [0, 1), of its ids and their order."""
+    return (vectors(token_ids, lengths, labels) + np.float32(1.0)) / np.float32(2.0)
 
 
 def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

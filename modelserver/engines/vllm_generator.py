@@ -23,7 +23,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request, RequestStatus
 
 from modelserver.engines.core import LoadOptions, engine_core, facts_of, on_cpu
-from modelserver.engines.engine import EngineFacts, EngineLoad, Logprobs, NewTokens, StepLoad, Task
+from modelserver.engines.engine import EMBED_AND_GENERATE, EngineFacts, EngineLoad, Logprobs, NewTokens, StepLoad, Task
 from modelserver.engines.pooling import Embedding, Pooling
 from modelserver.engines.tap import NAME, refusal, tap
 from modelserver.engines.vllm_internals import runner_of
@@ -275,7 +275,7 @@ def load(options: LoadOptions, embedding: Embedding | None = None) -> VllmGenera
     facts = replace(
         facts,
         kind="mixed",
-        tasks=frozenset(Task),
+        tasks=EMBED_AND_GENERATE,
         dimensions=core.vllm_config.model_config.get_hidden_size(),
         context_tokens=min(context or facts.context_tokens, facts.context_tokens),
         max_input_tokens=facts.max_input_tokens - 1,

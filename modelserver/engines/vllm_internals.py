@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from vllm.entrypoints.pooling.scoring.utils import compress_token_type_ids
 from vllm.model_executor.models import adapters, registry
 from vllm.v1.engine.core import EngineCore
 
 T = TypeVar("T")
+
+_TAKES_RANGE = isinstance(compress_token_type_ids([0, 1]), tuple)
 
 USED: Mapping[str, tuple[str, ...]] = {
     "vllm.config.vllm.VllmConfig": ("speculative_config", "use_v2_model_runner"),
@@ -23,6 +26,7 @@ USED: Mapping[str, tuple[str, ...]] = {
         "prefill_context_parallel_size",
         "use_ubatching",
     ),
+    "vllm.entrypoints.pooling.scoring.utils": ("compress_token_type_ids(token_type_ids)",),
     "vllm.model_executor.models.registry": ("_run_in_subprocess(fn)",),
     "vllm.config.model.ModelConfig": (
         "attn_type",
@@ -139,6 +143,14 @@ def inspect_classes_in_process() -> None:
     """
     module: Any = registry
     module._run_in_subprocess = _called  # noqa: SLF001 - vLLM has no setting for it
+
+
+def token_types(second_segment: int, length: int) -> dict[str, Any]:
+    """What a request's `extra_kwargs` say of a pair, whose tokens have type 1 from `second_segment` on.
+
+    vLLM 0.32 takes the first of those positions, and 0.33 the first one and the one behind the last.
+    """
+    return {"compressed_token_type_ids": (second_segment, length) if _TAKES_RANGE else second_segment}
 
 
 def _called(inspect: Callable[[], T]) -> T:

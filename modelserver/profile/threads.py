@@ -9,9 +9,8 @@ from statistics import median
 
 import numpy as np
 
-from modelserver.engines.engine import Engine
 from modelserver.engines.threads import StepThreads
-from modelserver.profile.measure import production_mix
+from modelserver.profile.measure import Measurable, production_mix
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +21,7 @@ _ROUNDS = 9
 _IN_A_ROW = 2
 
 
-def measure_threads(engine: Engine, threads: StepThreads, clock: Callable[[], float] = time.perf_counter) -> int:
+def measure_threads(engine: Measurable, threads: StepThreads, clock: Callable[[], float] = time.perf_counter) -> int:
     """The `threaded_tokens` of an engine: one more than the largest step that one thread computes as quickly as all do.
 
     Called on the engine's thread. Sizes grow until all threads are quicker at two in a row, by medians of steps that

@@ -9,7 +9,7 @@ from threading import Thread
 
 import numpy as np
 
-from modelserver.engines.engine import Engine, EngineFacts, Matrix, Step
+from modelserver.engines.engine import Engine, EngineFacts, IdArray, Matrix, Step
 from modelserver.errors import EngineBroken, NotServing, StepFailed
 from modelserver.scheduler.merge import Composition
 from modelserver.scheduler.queued_batch import Answer, Outcome, QueuedBatch, StepReport
@@ -111,7 +111,18 @@ class EmbeddingSteps:
         assert self._engine is not None, "A step was chosen before there was an engine. This is a bug."
         token_ids = np.concatenate([queued.batch.token_ids for queued in batches])
         lengths = np.concatenate([queued.batch.lengths for queued in batches])
-        return self._engine.prepare(token_ids, lengths)
+        return self._engine.prepare(token_ids, lengths, _second_segments(batches))
+
+
+def _second_segments(batches: Sequence[QueuedBatch]) -> IdArray | None:
+    """Where the tokens of type 1 begin in each query: behind its last one in a batch that has none."""
+    if all(queued.batch.second_segments is None for queued in batches):
+        return None
+    parts = (
+        queued.batch.lengths if queued.batch.second_segments is None else queued.batch.second_segments
+        for queued in batches
+    )
+    return np.concatenate(list(parts))
 
 
 def _answer(batches: Sequence[QueuedBatch], matrix: Matrix, report: StepReport, start_s: float) -> None:

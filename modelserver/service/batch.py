@@ -28,7 +28,8 @@ class QueryFault:
 class Batch:
     """The valid queries of one batch, and the faults of the others.
 
-    `token_ids` int32 [Σ lengths] and `lengths` int32 [valid queries] hold the valid ones, `positions` their places
+    `token_ids` int32 [Σ lengths] and `lengths` int32 [valid queries] hold the valid ones, `second_segments` where the
+    tokens of type 1 begin in each (None: nowhere), `positions` their places
     among the `query_count` queries that were sent (None: all are valid). `alone`: never merged with another
     batch. `max_step_tokens`: the sender's budget for a merged step.
     """
@@ -40,13 +41,22 @@ class Batch:
     faults: tuple[QueryFault, ...]
     alone: bool
     max_step_tokens: int
+    second_segments: IdArray | None = None
 
     @property
     def token_count(self) -> int:
         return self.token_ids.size
 
 
-def decode(token_ids: bytes, lengths: bytes, *, alone: bool, max_step_tokens: int, facts: EngineFacts) -> Batch:
+def decode(
+    token_ids: bytes,
+    lengths: bytes,
+    second_segments: bytes = b"",
+    *,
+    alone: bool,
+    max_step_tokens: int,
+    facts: EngineFacts,
+) -> Batch:
     """The batch that these bytes (int32 little endian) hold.
 
     A query that is empty, too long or has an id outside the vocabulary becomes a fault and leaves the others
@@ -56,16 +66,26 @@ def decode(token_ids: bytes, lengths: bytes, *, alone: bool, max_step_tokens: in
     ids = _int32(token_ids, "token_ids")
     counts = _int32(lengths, "lengths")
     _check_shape(ids, counts, facts)
+    second = _second_segments(second_segments, counts, facts)
     empty = counts == 0
     too_long = counts > facts.max_input_tokens
     foreign = _has_foreign_id(ids, counts, facts.vocabulary_size)
     bad = empty | too_long | foreign
     budget = max_step_tokens or facts.step_token_capacity
     if not bad.any():
-        return Batch(ids, counts, counts.size, None, (), alone, budget)
+        return Batch(ids, counts, counts.size, None, (), alone, budget, second)
     faults = tuple(_fault(int(index), counts, facts, empty=bool(empty[index])) for index in np.flatnonzero(bad))
     good = ~bad
-    return Batch(ids[np.repeat(good, counts)], counts[good], counts.size, np.flatnonzero(good), faults, alone, budget)
+    return Batch(
+        ids[np.repeat(good, counts)],
+        counts[good],
+        counts.size,
+        np.flatnonzero(good),
+        faults,
+        alone,
+        budget,
+        None if second is None else second[good],
+    )
 
 
 def encode(batch: Batch, matrix: Matrix) -> tuple[bytes, tuple[QueryFault, ...]]:
@@ -79,7 +99,7 @@ def encode(batch: Batch, matrix: Matrix) -> tuple[bytes, tuple[QueryFault, ...]]
         broken = np.flatnonzero(~np.isfinite(matrix).all(axis=1))
         places = broken if batch.positions is None else batch.positions[broken]
         faults += tuple(
-            QueryFault(int(place), grpc.StatusCode.INTERNAL, "the engine's vector is not finite") for place in places
+            QueryFault(int(place), grpc.StatusCode.INTERNAL, "the engine's result is not finite") for place in places
         )
         matrix = matrix.copy()
         matrix[broken] = 0.0
@@ -108,6 +128,19 @@ def _check_shape(ids: IdArray, counts: IdArray, facts: EngineFacts) -> None:
         raise InvalidBatch(f"the lengths sum to {total}, but there are {ids.size} token ids")
     if total > facts.step_token_capacity:
         raise InvalidBatch(f"{total} tokens are more than the {facts.step_token_capacity} that one step holds")
+
+
+def _second_segments(data: bytes, counts: IdArray, facts: EngineFacts) -> IdArray | None:
+    if not data:
+        return None
+    second = _int32(data, "second_segments")
+    if not facts.token_types:
+        raise InvalidBatch("second_segments are given, and the model served here has no token types")
+    if second.size != counts.size:
+        raise InvalidBatch(f"second_segments has {second.size} values, and there are {counts.size} queries")
+    if ((second < 0) | (second > counts)).any():
+        raise InvalidBatch("a second segment begins outside its query")
+    return second
 
 
 def _has_foreign_id(ids: IdArray, counts: IdArray, vocabulary_size: int) -> npt.NDArray[np.bool_]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modelserver.engines.engine import EngineFacts
+from modelserver.engines.engine import EngineFacts, Scoring, Task
 from modelserver.model_files import ModelFiles
 from modelserver.profile.measure import Profile
 from modelserver.scheduler.step_tokens import StepCost
@@ -58,9 +58,15 @@ def describe(
             tasks=sorted(facts.tasks),
             degraded=degraded,
             capture_sizes=facts.capture_sizes,
+            labels=facts.scoring.labels if Task.CLASSIFY in facts.tasks and facts.scoring else (),
+            pair_template=_pair_template(facts.scoring) if facts.scoring is not None else None,
             generation=_generation(cost, facts) if cost is not None else None,
         ),
     )
+
+
+def _pair_template(scoring: Scoring) -> pb.PairTemplate:
+    return pb.PairTemplate(text=scoring.template, token_types=scoring.token_types)
 
 
 def _generation(cost: StepCost, facts: EngineFacts) -> pb.GenerationProfile:

@@ -109,12 +109,13 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
         queue, description = self._serving.queue, self._serving.description
         if description is None:
             raise NotServing("the engine is not ready")
-        if Task.EMBED not in description.facts.tasks:
-            raise WrongTask("the model served here does not embed")
+        if description.facts.tasks == {Task.GENERATE}:
+            raise WrongTask("the model served here only generates")
         _check_model(request, description)
         batch = batches.decode(
             request.token_ids,
             request.lengths,
+            request.second_segments,
             alone=request.attempt > 0 or request.isolate,
             max_step_tokens=request.max_step_tokens,
             facts=description.facts,

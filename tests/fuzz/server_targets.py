@@ -6,6 +6,7 @@ import asyncio
 import math
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -29,6 +30,7 @@ from aggregator.sources.grpc.reading import Context, GrpcCalls, Reading, read_em
 from aggregator.sources.wire.decode import SMALL_BYTES, decode, head
 from aggregator.sources.wire.encode import response
 from k8s.process.metrics_buffer import MetricsBuffer
+from modelserver.engines.engine import Activation, Scoring
 from modelserver.engines.synthetic import synthetic_facts
 from modelserver.errors import InvalidBatch
 from modelserver.service import batch as batch_module
@@ -39,7 +41,10 @@ from tests.support.fake_source import GRPC
 
 _CERTIFICATE = ("x509_common_name", "peer_spiffe_id", "peer_dns")
 _METADATA = ("x-tenant", "traceparent", "authorization", "user-agent")
-_FACTS = synthetic_facts(dimensions=2, max_input_tokens=20, vocabulary_size=1000, step_tokens=100, step_queries=10)
+_FACTS = replace(
+    synthetic_facts(dimensions=2, max_input_tokens=20, vocabulary_size=1000, step_tokens=100, step_queries=10),
+    scoring=Scoring(("no", "yes"), Activation.SOFTMAX, token_types=True),
+)
 _BATCH = OutgoingBatch("b", b"", b"", 3, 30, 1, isolate=False, max_step_tokens=100)
 
 
@@ -155,11 +160,11 @@ def check_description(data: bytes) -> None:
 
 
 def check_batch(data: bytes) -> None:
-    """Two flags, the number of bytes of lengths, the lengths, the token ids."""
+    """Two flags, the lengths and the second segments behind their numbers of bytes, the token ids."""
     cut = Cut(data)
-    alone, budget, lengths = bool(cut.byte() % 2), cut.byte(), cut.field()
+    alone, budget, lengths, second = bool(cut.byte() % 2), cut.byte(), cut.field(), cut.field()
     try:
-        batch = batch_module.decode(cut.rest(), lengths, alone=alone, max_step_tokens=budget, facts=_FACTS)
+        batch = batch_module.decode(cut.rest(), lengths, second, alone=alone, max_step_tokens=budget, facts=_FACTS)
     except InvalidBatch:
         return
     assert batch.token_count == int(batch.lengths.sum()) <= 100, "More tokens than a step holds."

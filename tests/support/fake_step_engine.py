@@ -59,12 +59,14 @@ class FakeStepEngine:
     running: threading.Event = field(default_factory=threading.Event)
     prepared_by: list[str] = field(default_factory=list[str])
     prepared: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    second_segments: list[list[int] | None] = field(default_factory=list[list[int] | None])
     steps: list[list[int]] = field(default_factory=list[list[int]])
     recoveries: int = 0
     closed: bool = False
     broken: bool = False
 
-    def prepare(self, token_ids: IdArray, lengths: IdArray) -> FakeStep:
+    def prepare(self, token_ids: IdArray, lengths: IdArray, second_segments: IdArray | None = None) -> FakeStep:
+        self.second_segments.append(None if second_segments is None else second_segments.tolist())
         self.prepared_by.append(threading.current_thread().name)
         self.prepared.release()
         return FakeStep(self, token_ids, lengths)

@@ -44,6 +44,25 @@ def test_it_starts_without_torch_and_says_where_it_listens() -> None:
         assert stages == ["listen", "load", "load", "warm-up", "serving"]
 
 
+def test_it_ranks_pairs_without_a_model_that_does() -> None:
+    with serving(**synthetic(MODEL__TASK="rank")) as server:
+        told = server.description
+        assert (told.task, list(told.tasks), told.dimensions) == ("rank", ["rank"], 1)
+        assert told.pair_template.token_types, "MiniLM is a BERT"
+        pairs = [[101, 7, 102, 8, 102], [101, 7, 102, 9, 102]]
+        found = server.embed(pairs, second_segments=np.array([3, 3], "<i4").tobytes())
+        assert found.faults == []
+        assert found.matrix.shape == (2, 1)
+        assert 0 <= found.matrix.min() < found.matrix.max() < 1
+        assert server.embed(pairs[1:]).matrix[0, 0] == found.matrix[1, 0]
+
+
+def test_it_classifies_without_a_model_that_does() -> None:
+    with serving(**synthetic(MODEL__TASK="classify")) as server:
+        assert (server.description.task, list(server.description.labels)) == ("classify", ["LABEL_0", "LABEL_1"])
+        assert server.embed([[101, 7, 102]]).matrix.shape == (1, 2)
+
+
 def test_on_sigterm_it_answers_what_it_accepted_refuses_the_rest_and_exits_with_0() -> None:
     with serving(**synthetic(SYNTHETIC__FIXED_S="2")) as server:
         watch = health_stub(server).Watch(health_pb2.HealthCheckRequest())

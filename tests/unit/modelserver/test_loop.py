@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -131,6 +132,18 @@ def test_the_next_step_is_prepared_while_the_current_one_computes(loop: LoopOver
     engine.gate.set()
     answers(loop, 2)
     assert engine.prepared_by == ["engine", "staging"]
+
+
+def test_a_batch_without_second_segments_has_none_beside_one_that_has(
+    loop: LoopOverFakes, engine: FakeStepEngine
+) -> None:
+    paired = replace(batch_of([1, 2, 3], [4, 5]), second_segments=np.array([1, 2], np.int32))
+    hold(loop, engine, sized(4))
+    loop.send(paired, sized(6))
+    engine.gate.set()
+    answers(loop, 3)
+    assert engine.second_segments[0] is None
+    assert engine.second_segments[-1] == [1, 2, 6], "the position of a query's end is nowhere"
 
 
 def test_when_a_merged_step_fails_its_batches_run_again_apart_and_the_innocent_are_answered(

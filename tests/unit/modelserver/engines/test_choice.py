@@ -34,7 +34,8 @@ class Shifted:
     recoveries: list[int] | None = None
     threads: StepThreads | None = None
 
-    def prepare(self, token_ids: IdArray, lengths: IdArray) -> ShiftedStep:
+    def prepare(self, token_ids: IdArray, lengths: IdArray, second_segments: IdArray | None = None) -> ShiftedStep:
+        del second_segments
         return ShiftedStep(self, token_ids, lengths)
 
     def recover(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from modelserver.engines.engine import EngineFacts, Logprobs, NewTokens, StepLoad, Task
+from modelserver.engines.engine import EMBED_AND_GENERATE, EngineFacts, Logprobs, NewTokens, StepLoad
 from modelserver.engines.mixed_check import difference
 from modelserver.engines.synthetic import synthetic_facts
 from modelserver.engines.synthetic_generator import SyntheticGenerator
@@ -18,7 +18,7 @@ from protos.modelserver.v1 import modelserver_pb2 as pb
 
 def facts(dtype: str = "float32") -> EngineFacts:
     made = synthetic_facts(dimensions=8, max_input_tokens=255, vocabulary_size=1000, step_tokens=512, step_queries=64)
-    return replace(made, dtype=dtype, tasks=frozenset(Task), context_tokens=256, max_sequences=32, kv_tokens=1 << 16)
+    return replace(made, dtype=dtype, tasks=EMBED_AND_GENERATE, context_tokens=256, max_sequences=32, kv_tokens=1 << 16)
 
 
 class Disturbed(SyntheticGenerator):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from modelserver.engines.choice import modules_of, tasks_of
-from modelserver.engines.engine import Task
+from modelserver.engines.engine import EMBED_AND_GENERATE, Task
 from modelserver.engines.pooling import (
     Dense,
     Embedding,
@@ -25,7 +25,6 @@ from modelserver.model_files import ModelFiles, locate, read, with_adapter
 from modelserver.settings import EngineSettings, ModelServerSettings, ModelSettings
 from protos.modelserver.v1.fingerprint import TOKENIZER_FILE
 
-BOTH = frozenset(Task)
 NEW_TYPES = {
     "Transformer": "sentence_transformers.base.modules.transformer.Transformer",
     "Pooling": "sentence_transformers.sentence_transformer.modules.pooling.Pooling",
@@ -357,7 +356,7 @@ def test_an_adapter_brings_its_own_pooling_prompts_and_revision(tmp_path: Path) 
     assert (both.query_prompt, both.document_prompt, both.normalizes) == ("Q: ", "D: ", True)
     assert both.revision.startswith("r+")
     assert with_adapter(files, adapter, "named").revision == "named"
-    assert tasks(both, adapter=str(adapter)) == BOTH
+    assert tasks(both, adapter=str(adapter)) == EMBED_AND_GENERATE
 
 
 @pytest.mark.parametrize("config", [{"peft_type": "LORA", "r": 1024}, {"peft_type": "IA3", "r": 8}, {}])
@@ -370,7 +369,7 @@ def test_what_is_no_usable_adapter_is_refused(tmp_path: Path, config: dict[str, 
 def test_auto_serves_what_the_files_speak_of(tmp_path: Path) -> None:
     assert tasks(causal(tmp_path)) == {Task.GENERATE}
     pooled(tmp_path, pooling_mode_lasttoken=True)
-    assert tasks(causal(tmp_path)) == BOTH
+    assert tasks(causal(tmp_path)) == EMBED_AND_GENERATE
     (tmp_path / "generation_config.json").unlink()
     assert tasks(causal(tmp_path, generation_config=False)) == {Task.EMBED}
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelserver.engines.engine import IdArray, Matrix
+from modelserver.engines.engine import Activation, IdArray, Matrix, Scoring
 from modelserver.engines.synthetic import SyntheticEngine, vectors
 from modelserver.engines.synthetic_generator import SyntheticGenerator
 from tests.support.fake_step_engine import facts_of
@@ -41,6 +43,18 @@ def test_a_step_takes_its_fixed_time_and_a_time_for_each_token() -> None:
     engine.prepare(*packed([1, 2], [3])).run()
     assert slept == [1.25]
     assert engine.step_s(3) == 1.25
+
+
+def test_scores_are_a_hash_of_a_pairs_ids_from_0_to_1() -> None:
+    scoring = Scoring(("",), Activation.SIGMOID)
+    engine = SyntheticEngine(replace(facts_of(), dimensions=1, scoring=scoring), 0.0, 0.0)
+    pairs = packed(*([101, word, 102, 7, 102] for word in range(500)))
+    found = engine.prepare(*pairs).run()
+    assert found.shape == (500, 1)
+    assert (found >= 0).all()
+    assert (found < 1).all()
+    assert np.allclose(found, (vectors(*pairs, 1) + 1) / 2)
+    assert abs(float(found.mean()) - 0.5) < 0.05, "they are spread"
 
 
 @pytest.mark.parametrize("kind", [SyntheticEngine, SyntheticGenerator])

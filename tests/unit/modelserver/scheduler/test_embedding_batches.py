@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from modelserver.engines.engine import EngineFacts, Task
+from modelserver.engines.engine import EMBED_AND_GENERATE, EngineFacts
 from modelserver.engines.synthetic import Poison, synthetic_facts, vectors
 from modelserver.engines.synthetic_generator import SyntheticGenerator
 from modelserver.errors import EngineBroken, StepFailed
@@ -31,7 +31,7 @@ def facts() -> EngineFacts:
     made = synthetic_facts(
         dimensions=DIMENSIONS, max_input_tokens=60, vocabulary_size=1000, step_tokens=CAPACITY, step_queries=32
     )
-    return replace(made, tasks=frozenset(Task), context_tokens=256, max_sequences=8, kv_tokens=4096)
+    return replace(made, tasks=EMBED_AND_GENERATE, context_tokens=256, max_sequences=8, kv_tokens=4096)
 
 
 class Broken(SyntheticGenerator):

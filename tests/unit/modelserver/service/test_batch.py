@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import grpc
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modelserver.engines.engine import Activation, Scoring, Task
 from modelserver.errors import InvalidBatch
 from modelserver.service.batch import Batch, QueryFault, decode, encode
 from tests.support.fake_step_engine import facts_of
@@ -28,6 +31,14 @@ def decoded(*queries: list[int], alone: bool = False, max_step_tokens: int = 0) 
 def test_a_sender_without_a_budget_gets_the_whole_step() -> None:
     assert decoded([1]).max_step_tokens == FACTS.step_token_capacity
     assert decoded([1], max_step_tokens=7).max_step_tokens == 7
+
+
+def paired(second_segments: bytes) -> Batch:
+    """Four queries to a model with token types: the second is empty, the third has a foreign id."""
+    scoring = Scoring(("",), Activation.SIGMOID, token_types=True)
+    facts = replace(FACTS, tasks=frozenset((Task.RANK,)), scoring=scoring)
+    ids, lengths = wire(1, 2, 1, 2, 9999, 5, 6), wire(2, 0, 3, 2)
+    return decode(ids, lengths, second_segments, alone=False, max_step_tokens=0, facts=facts)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +64,33 @@ def test_a_vector_that_is_not_finite_is_a_fault_of_its_query_alone() -> None:
     batch = decoded([], [1], [2])
     data, faults = encode(batch, np.array([[np.nan, 2], [3, 4]], np.float32))
     assert np.frombuffer(data, "<f4").reshape(3, 2).tolist() == [[0, 0], [0, 0], [3, 4]]
-    assert faults[1] == QueryFault(1, grpc.StatusCode.INTERNAL, "the engine's vector is not finite")
+    assert faults[1] == QueryFault(1, grpc.StatusCode.INTERNAL, "the engine's result is not finite")
+
+
+def test_second_segments_stay_with_the_queries_that_are_good() -> None:
+    batch = paired(wire(1, 0, 3, 2))
+    assert batch.second_segments is not None
+    assert batch.second_segments.tolist() == [1, 2]
+    assert [fault.index for fault in batch.faults] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (wire(1, 0, 3), "second_segments has 3 values, and there are 4 queries"),
+        (wire(1, 0, 3, 3), "begins outside its query"),
+        (wire(-1, 0, 3, 2), "begins outside its query"),
+        (b"\0", "second_segments has 1 bytes"),
+    ],
+)
+def test_second_segments_that_fit_no_batch_are_refused(second: bytes, words: str) -> None:
+    with pytest.raises(InvalidBatch, match=words):
+        paired(second)
+
+
+def test_a_model_without_token_types_takes_no_second_segments() -> None:
+    with pytest.raises(InvalidBatch, match="no token types"):
+        decode(wire(1), wire(1), wire(0), alone=False, max_step_tokens=0, facts=FACTS)
 
 
 def test_vectors_of_a_good_batch_go_out_as_they_are() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from modelserver.engines.engine import Activation, Scoring, Task
 from modelserver.model_files import ModelFiles
 from modelserver.profile.measure import Profile, ProfileOwner, known
 from modelserver.service.description import Description, describe
@@ -36,6 +37,24 @@ def test_the_published_profile_names_its_rule_and_how_far_was_measured() -> None
         assert told.per_token_s == measured.curve.per_token_s
         assert [(point.step_tokens, point.step_duration_s) for point in told.points] == list(measured.points)
         assert told.measured_at == measured.measured_at
+
+
+def test_a_classifier_is_told_with_its_labels_and_how_it_takes_pairs() -> None:
+    scoring = Scoring(("contradiction", "neutral", "entailment"), Activation.SOFTMAX, token_types=True)
+    facts = dataclasses.replace(FACTS, tasks=frozenset((Task.CLASSIFY,)), scoring=scoring, dimensions=3)
+    told = describe("m", facts, FILES, None, "i").message
+    assert (told.task, list(told.tasks), told.dimensions) == ("classify", ["classify"], 3)
+    assert list(told.labels) == ["contradiction", "neutral", "entailment"]
+    assert (told.pair_template.text, told.pair_template.token_types) == ("", True)
+
+
+def test_a_model_that_ranks_is_told_with_its_template_and_without_labels() -> None:
+    scoring = Scoring(("LABEL_0",), Activation.SIGMOID, template="{query} {document}")
+    facts = dataclasses.replace(FACTS, tasks=frozenset((Task.RANK,)), scoring=scoring, dimensions=1)
+    told = describe("m", facts, FILES, None, "i").message
+    assert (told.task, list(told.tasks), told.dimensions, list(told.labels)) == ("rank", ["rank"], 1, [])
+    assert (told.pair_template.text, told.pair_template.token_types) == ("{query} {document}", False)
+    assert not describe("m", FACTS, FILES, None, "i").message.HasField("pair_template")
 
 
 @pytest.mark.parametrize(
