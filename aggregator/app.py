@@ -50,7 +50,7 @@ from aggregator.tokenizers.counting import INLINE_CHARACTERS, Counting
 from aggregator.tokenizers.tokenizer import Tokenizer
 from k8s.process import open_files, telemetry
 from k8s.process.errors import StartError
-from k8s.process.health import Heartbeat
+from k8s.process.monitoring import Heartbeat
 from k8s.process.settings import as_text
 
 _LOG = logging.getLogger(__name__)
@@ -105,8 +105,6 @@ class Aggregator:
             authentication=open_authentication(settings.grpc.authentication),
             tracing=tracing,
         )
-        if shortage := few_files(settings):
-            _LOG.warning("the limit of open files lowers the bounds of connections", extra={"reason": shortage})
         if settings.grpc.bind:
             self.sources.append(GrpcSource(settings.grpc, served))
         if settings.http.bind:
@@ -262,7 +260,7 @@ class Aggregator:
 def _limits(settings: AggregatorSettings) -> Limits:
     """The limits of all listeners, of which each takes as many connections as the open files allow."""
     limits = Limits()
-    return replace(limits, max_connections=open_files.connections(limits.max_connections, _ports(settings)))
+    return replace(limits, max_connections=open_files.granted(limits.max_connections, _ports(settings)))
 
 
 def few_files(settings: AggregatorSettings) -> str:

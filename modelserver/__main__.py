@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import uvloop
 
-from k8s.process import logs, telemetry
+from k8s.process import logs, open_files, telemetry
 from k8s.process.errors import StartError
 from k8s.process.help import parser_of
 from k8s.process.settings import as_text, load
@@ -108,6 +108,8 @@ def _check(settings: ModelServerSettings) -> int:
         compare_tokenizer(files, trust_remote_code=bool(settings.engine.vllm_options.get("trust_remote_code")))
     tasks = ", ".join(sorted(tasks_of(settings, files)))
     print(as_text(settings), end="")  # noqa: T201 - to the person who asked
+    if shortage := open_files.shortage(settings.grpc.most_connections):
+        print(f"warning: {shortage}")  # noqa: T201
     print(f"# model {settings.served_name}, revision {files.revision}, from {files.path}: {tasks}")  # noqa: T201
     return 0
 

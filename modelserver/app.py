@@ -45,8 +45,6 @@ _log = logging.getLogger(__name__)
 _SERVICE = pb.DESCRIPTOR.services_by_name["ModelServer"].full_name
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """The vectors of a step of 16,384 queries of 1,024 dimensions."""
-_MOST_CONNECTIONS = 512
-"""Each aggregator has one."""
 _GOODBYE_S = 0.5
 _WATCH_EVERY_S = 0.5
 
@@ -136,13 +134,11 @@ class Server:
         return self._start.profile
 
     async def _listen(self) -> tuple[grpc.aio.Server, int]:
-        if shortage := open_files.shortage(_MOST_CONNECTIONS):
-            _log.warning("the limit of open files lowers the bounds of connections", extra={"reason": shortage})
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-                *server_options(open_files.connections(_MOST_CONNECTIONS)),
+                *server_options(open_files.granted(self._settings.grpc.most_connections)),
             ]
         )
         pb_grpc.add_ModelServerServicer_to_server(self._servicer, server)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 from contextlib import suppress
+
+_LOG = logging.getLogger(__name__)
 
 _KEPT = 512
 """For the live page's viewers (256), brokers, model servers and what libraries open; half of a limit below 1,024."""
@@ -28,12 +31,19 @@ def connections(wanted: int, ports: int = 1) -> int:
     return wanted if most is None else max(1, min(wanted, (most - min(_KEPT, most // 2)) // max(1, ports)))
 
 
+def granted(wanted: int, ports: int = 1) -> int:
+    """The same, and a line in the log where it is fewer."""
+    if reason := shortage(wanted, ports):
+        _LOG.warning("the limit of open files lowers the bounds of connections", extra={"reason": reason})
+    return connections(wanted, ports)
+
+
 def shortage(wanted: int, ports: int = 1) -> str:
     """What the limit of open files costs, in a sentence without its stop; empty where it costs nothing."""
-    granted = connections(wanted, ports)
-    if granted == wanted:
+    fewer = connections(wanted, ports)
+    if fewer == wanted:
         return ""
     return (
-        f"At most {limit()} files may be open, so each port takes {granted} connections, not {wanted}:"
+        f"At most {limit()} files may be open, so each port takes {fewer} connections, not {wanted}:"
         f" raise the hard limit (ulimit -Hn, LimitNOFILE) to {ports * wanted + _KEPT}"
     )

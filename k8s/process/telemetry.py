@@ -32,9 +32,8 @@ from typing_extensions import override
 
 from k8s.process.addresses import Bind, check_url
 from k8s.process.errors import StartError
-from k8s.process.health import Health
 from k8s.process.metrics_buffer import MetricsBuffer
-from k8s.process.monitoring import MonitoringServer, Pages
+from k8s.process.monitoring import Health, MonitoringServer, Pages
 
 _SCOPE = "tokenbatch"
 _LAST_EXPORT_S = 3.0

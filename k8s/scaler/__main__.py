@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from aggregator.errors import ungrouped
-from k8s.process import logs
+from k8s.process import logs, open_files
 from k8s.process.errors import StartError
 from k8s.process.help import parser_of
 from k8s.process.settings import as_text, load
@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = load(ScalerSettings, ENV_PREFIX, options.config)
         if options.check:
             sys.stdout.write(as_text(settings))
+            if shortage := open_files.shortage(settings.most_connections, settings.ports):
+                sys.stdout.write(f"warning: {shortage}\n")
             return 0
         logs.configure("tokenbatch-scaler", settings.telemetry.log_level)
         asyncio.run(_serve(settings))

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from k8s.api import Kubernetes, KubernetesError, this_namespace
 from k8s.connect import connect
 from k8s.endpoints import SCHEME, ServiceAddress, serving
-from k8s.process import telemetry
+from k8s.process import open_files, telemetry
 from k8s.process.metrics_buffer import Instrument, Labels, MetricsBuffer
 from k8s.scaler.external_metrics.identity import Identity, current_identity
 from k8s.scaler.external_metrics.registration import Registration
@@ -60,8 +60,9 @@ class Scaler:
             published=self.published,
             clock=clock,
         )
-        self.port = GrpcPort(KedaScaler(self.published, 1.0), settings.keda.bind)
-        self.api = ExternalMetricsApi(self.published, self.namespace) if settings.api.bind else None
+        connections = open_files.granted(settings.most_connections, settings.ports)
+        self.port = GrpcPort(KedaScaler(self.published, 1.0), settings.keda.bind, connections)
+        self.api = ExternalMetricsApi(self.published, self.namespace, connections) if settings.api.bind else None
 
     async def run(self, stop: asyncio.Event) -> None:
         self._telemetry.health.ready["scaler"] = lambda: None

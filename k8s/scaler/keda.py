@@ -20,7 +20,6 @@ from protos.keda import externalscaler_pb2 as pb
 from protos.keda import externalscaler_pb2_grpc as pb_grpc
 
 LIVENESS = "liveness"
-_MOST_CONNECTIONS = 64  # KEDA, other scalers and probes
 _TARGETS = {REQUIRED_REPLICAS: 1.0, LAG: 20_000.0, AGGREGATOR_BUSY: 0.6}
 
 
@@ -93,8 +92,8 @@ class KedaScaler(pb_grpc.ExternalScalerServicer):
 class GrpcPort:
     """The gRPC server. In the health service, `""` means ready and `liveness` means alive."""
 
-    def __init__(self, scaler: KedaScaler, bind: str) -> None:
-        self._server = grpc.aio.server(options=server_options(_MOST_CONNECTIONS))
+    def __init__(self, scaler: KedaScaler, bind: str, most_connections: int) -> None:
+        self._server = grpc.aio.server(options=server_options(most_connections))
         self._health = health.aio.HealthServicer()
         self._bind = bind
         self.address = ""

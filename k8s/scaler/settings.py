@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
@@ -99,6 +99,9 @@ class KedaSettings(Group):
 class ScalerSettings(Group):
     """All settings of the scaler."""
 
+    most_connections: ClassVar[int] = 64
+    """To each port: of API servers, KEDA, other scalers and probes."""
+
     models: tuple[ModelSettings, ...] = Field(
         default=(ModelSettings(name="all-minilm-l6-v2"),),
         min_length=1,
@@ -115,3 +118,8 @@ class ScalerSettings(Group):
     api: ApiSettings = ApiSettings()
     keda: KedaSettings = KedaSettings()
     telemetry: TelemetrySettings = TelemetrySettings(metrics_bind="0.0.0.0:9466")
+
+    @property
+    def ports(self) -> int:
+        """How many ports share the open files, without that of metrics."""
+        return 1 + bool(self.api.bind)

@@ -7,11 +7,14 @@ import math
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from socket import AF_INET, AF_INET6, SHUT_RDWR, SO_REUSEADDR, SOL_SOCKET, socket
 from typing import Any
 
 from aiohttp import web
+from typing_extensions import override
 
 from k8s.process.addresses import split_address
 from k8s.process.errors import StartError
@@ -33,6 +36,7 @@ class ExternalMetricsApi:
         self,
         published: Published,
         namespace: str,
+        most_connections: int,
         find: Find = in_cluster,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
@@ -42,7 +46,9 @@ class ExternalMetricsApi:
         self._clock = clock
         self._client_names: frozenset[str] = frozenset()
         self._runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=_GRACE_S)
-        self._site: web.TCPSite | None = None
+        self._most_connections = most_connections
+        self._opened: list[socket] = []
+        self._site: web.SockSite | None = None
         self.address = ""
 
     async def use(self, bind: str, tls: ssl.SSLContext, client_names: Collection[str]) -> None:
@@ -56,8 +62,9 @@ class ExternalMetricsApi:
         else:
             await self._site.stop()
         host, port = split_address(self.address or bind)
-        self._site = web.TCPSite(self._runner, host or None, port, ssl_context=tls, reuse_address=True)
         try:
+            listener = _Listener(self._opened, self._most_connections, host, port)
+            self._site = web.SockSite(self._runner, listener, ssl_context=tls)
             await self._site.start()
         except OSError as error:
             raise StartError(f"api.bind {bind} cannot be bound: {error.strerror or error}") from error
@@ -120,6 +127,34 @@ class ExternalMetricsApi:
         if namespace == self._namespace and labels.get(SCALER, self._published.scaler) == self._published.scaler:
             return self._published.query(metric, labels)
         return await ask_release(self._find, namespace, metric, labels)
+
+
+class _Listener(socket):
+    """asyncio accepts from it. Where too many connections are open, the oldest one gives way to a new one.
+
+    Those in a handshake count, as they do not among aiohttp's connections.
+    """
+
+    def __init__(self, opened: list[socket], most: int, host: str, port: int) -> None:
+        """Bind the address; raises OSError."""
+        super().__init__(AF_INET6 if ":" in host else AF_INET)
+        self._opened, self._most = opened, most
+        try:
+            self.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+            self.bind((host, port))
+        except OSError:
+            self.close()
+            raise
+
+    @override
+    def accept(self) -> tuple[socket, Any]:
+        connection, address = super().accept()
+        self._opened[:] = [each for each in self._opened if each.fileno() >= 0]
+        if len(self._opened) >= self._most:
+            with suppress(OSError):  # it has just ended
+                self._opened.pop(0).shutdown(SHUT_RDWR)  # its transport sees the end, and closes it
+        self._opened.append(connection)
+        return connection, address
 
 
 def quantity(value: float) -> str:

@@ -23,7 +23,6 @@ from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-LIMITED = ["bash", "-c", 'ulimit -n 1024 && exec "$@"', "bash", sys.executable, "-m"]
 IDLE = 600
 OPEN_IDLE = f"""
 import socket, sys
@@ -31,6 +30,10 @@ held = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range
 print(len(held), flush=True)
 sys.stdin.read()
 """
+
+
+def limited_to(files: int) -> list[str]:
+    return ["bash", "-c", f'ulimit -n {files} && exec "$@"', "bash", sys.executable, "-m"]
 
 
 def told(prefix: str, **settings: str) -> Mapping[str, str]:
@@ -58,7 +61,7 @@ def half_of_them(port: int) -> Generator[None]:
 
 @contextmanager
 def limited(name: str, module: str, environment: Mapping[str, str], log_file: Path) -> Generator[Child]:
-    child = Child(name, [*LIMITED, module], log_file, environment)
+    child = Child(name, [*limited_to(1024), module], log_file, environment)
     try:
         yield child
     finally:
@@ -150,9 +153,25 @@ async def test_idle_callers_of_the_scaler_close_no_port_of_it(tmp_path: Path) ->
             assert await answers(metrics)
 
 
-def test_check_says_which_bounds_are_lower() -> None:
-    environment = told("AGGREGATOR", KAFKA__ENABLED="false", HTTP__BIND="127.0.0.1:0")
+@pytest.mark.parametrize(
+    ("module", "files", "settings", "warning"),
+    [
+        ("aggregator", 1024, {"KAFKA__ENABLED": "false", "HTTP__BIND": "127.0.0.1:0"}, (256, 4096, 8704)),
+        ("modelserver", 512, {"ENGINE__KIND": "synthetic"}, (256, 512, 1024)),
+        ("k8s.scaler", 200, {}, (50, 64, 640)),
+    ],
+)
+def test_check_says_which_bounds_are_lower(
+    module: str, files: int, settings: Mapping[str, str], warning: tuple[int, int, int]
+) -> None:
+    fewer, bound, needed = warning
     checked = subprocess.run(
-        [*LIMITED, "aggregator", "--check"], env=environment, capture_output=True, text=True, check=False, timeout=60
+        [*limited_to(files), module, "--check"],
+        env=told(module.rpartition(".")[2].upper(), **settings),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
-    assert "warning: At most 1024 files may be open, so each port takes 256 connections, not 4096" in checked.stdout
+    line = f"warning: At most {files} files may be open, so each port takes {fewer} connections, not {bound}: "
+    assert f"{line}raise the hard limit (ulimit -Hn, LimitNOFILE) to {needed}\n" in checked.stdout

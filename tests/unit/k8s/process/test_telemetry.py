@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from k8s.process import telemetry
 from k8s.process.errors import StartError
-from k8s.process.health import Health
+from k8s.process.monitoring import Health
 from k8s.process.telemetry import Telemetry, TelemetrySettings
 
 LOCAL = TelemetrySettings(metrics_bind="127.0.0.1:0")

@@ -25,7 +25,7 @@ class Operator:
         self.now_s = 100.0
         self.published = Published(["m"], "scaler", 20.0, lambda: self.now_s)
         self.show(0.0)
-        self.port = GrpcPort(KedaScaler(self.published, 0.01), "127.0.0.1:0")
+        self.port = GrpcPort(KedaScaler(self.published, 0.01), "127.0.0.1:0", 8)
 
     def show(self, replicas: float, lag: int = 0) -> None:
         self.published.figures = {"m": Figure(replicas, lag, self.now_s)}

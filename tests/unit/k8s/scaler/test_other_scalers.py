@@ -20,7 +20,7 @@ class Replica:
 
     def __init__(self) -> None:
         self.published = Published(MODELS, "scaler", 20.0, lambda: 100.0)
-        self.port = GrpcPort(KedaScaler(self.published, 1.0), "127.0.0.1:0")
+        self.port = GrpcPort(KedaScaler(self.published, 1.0), "127.0.0.1:0", 8)
         self.peers = Peers(MODELS, 5.0)
 
     def comes_to(self, required: float, *, saw_scale_up: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from k8s.scaler.published import Published
 from tests.support.certificates import Authority
 
 NAME = "scaler.ns.svc"
+MOST = 8
 BASE = "/apis/external.metrics.k8s.io/v1beta1"
 METRIC = f"{BASE}/namespaces/ns/embed_required_replicas"
 
@@ -33,7 +35,7 @@ class Server:
         self.published = Published(["m"], "scaler", 20.0, lambda: self.now_s)
         self.published.figures = {"m": Figure(2.3456, 7, 100.0)}
         self.addresses: dict[tuple[str, str], str] = {}
-        self.api = ExternalMetricsApi(self.published, "ns", find=lambda *place: self.addresses[place])
+        self.api = ExternalMetricsApi(self.published, "ns", MOST, find=lambda *place: self.addresses[place])
         self.served = make([NAME], utc_now())
 
     async def serve(self, *names: str) -> None:
@@ -129,7 +131,7 @@ async def neighbour(server: Server) -> AsyncIterator[Published]:
     published = Published(["m"], "b-scaler", 20.0, lambda: 100.0)
     published.figures = {"m": Figure(5.5, 9, 100.0)}
     published.busy = (0.25, 100.0)
-    port = GrpcPort(KedaScaler(published, 1.0), "127.0.0.1:0")
+    port = GrpcPort(KedaScaler(published, 1.0), "127.0.0.1:0", MOST)
     await port.start()
     server.addresses["b-scaler", "other"] = server.addresses["b-scaler", "ns"] = port.address
     yield published
@@ -192,3 +194,16 @@ def test_a_selector_says_which_labels_a_series_must_have(selector: str, labels: 
 def test_anything_else_is_refused(selector: str) -> None:
     with pytest.raises(BadSelector, match="label=value"):
         labels_of(selector)
+
+
+async def test_an_idle_connection_gives_way_to_a_new_one_before_its_handshake_too(server: Server) -> None:
+    host, _, port = server.api.address.rpartition(":")
+    idle = [await asyncio.open_connection(host, int(port)) for _ in range(3 * MOST)]
+    code, _ = await server.ask(METRIC)
+    assert code == 200
+    async with asyncio.timeout(10):
+        ended = [await reader.read() for reader, _ in idle[: 2 * MOST + 1]]
+    assert ended == [b""] * (2 * MOST + 1)
+    assert not any(reader.at_eof() for reader, _ in idle[2 * MOST + 1 :])
+    for _, writer in idle:
+        writer.close()
