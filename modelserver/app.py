@@ -57,7 +57,7 @@ class Server:
         self._files = files
         self._queue = StepQueue(time.monotonic)
         self._serving = Serving(self._queue)
-        self._metrics = Metrics(telemetry.meter, lambda: self._queue.queued_tokens)
+        self._metrics = Metrics(telemetry.buffer, lambda: self._queue.queued_tokens)
         self._servicer = ModelServerServicer(
             self._serving,
             files.tokenizer,
@@ -73,9 +73,7 @@ class Server:
         self._failure: Exception | None = None
         self._loop = asyncio.get_running_loop()
         self._watch = Watch()
-        self._start = EngineStart(
-            settings, files, lambda: self._post(lambda: self._metrics.fallbacks.add(1)), self._watch
-        )
+        self._start = EngineStart(settings, files, lambda: self._metrics.fallbacks.add(1), self._watch)
         self._degraded = ""
         self._engine_loop = self._engine_loop_of(tasks_of(settings, files))
         self._metrics_address = telemetry.metrics_address
@@ -83,14 +81,14 @@ class Server:
 
     def _engine_loop_of(self, tasks: frozenset[Task]) -> EngineLoop[Engine] | EngineLoop[Generator]:
         if Task.GENERATE not in tasks:
-            embedding = EmbeddingSteps(self._queue, queue_bounds, self._stepped, self._step_failed)
+            embedding = EmbeddingSteps(self._queue, queue_bounds, self._stepped, self._metrics.failed_step)
             return EngineLoop(self._start.embedding, embedding, self._on_state, self._watch)
-        embeds, queue = Task.EMBED in tasks, self._queue
+        embeds, failed_step = Task.EMBED in tasks, self._metrics.failed_step
         steps = self._serving.generation = GenerationSteps(
             self._start.limits,
-            on_step=lambda step: self._post(lambda: self._metrics.generation_step(step)),
-            on_failed_step=lambda: self._step_failed(Composition.MERGED),
-            embeddings=EmbeddingBatches(queue, queue_bounds, self._stepped, self._step_failed) if embeds else None,
+            on_step=self._metrics.generation_step,
+            on_failed_step=lambda: failed_step(Composition.MERGED),
+            embeddings=EmbeddingBatches(self._queue, queue_bounds, self._stepped, failed_step) if embeds else None,
         )
         return EngineLoop(partial(self._start.generating, embeds=embeds), steps, self._on_state, self._watch)
 
@@ -170,12 +168,9 @@ class Server:
         self._post(lambda: self._states.put_nowait((state, error)))
 
     def _stepped(self, report: StepReport) -> None:
-        """On the engine's thread: have a step counted, after its answers are made."""
+        """On the engine's thread."""
         if self._serving.description is not None:  # else it was a step of the profile
-            self._post(lambda: self._loop.call_soon(self._metrics.step, report))
-
-    def _step_failed(self, composition: Composition) -> None:
-        self._post(lambda: self._metrics.failed_step(composition))
+            self._metrics.step(report)
 
     def _post(self, action: Callable[[], object]) -> None:
         self._loop.call_soon_threadsafe(action)

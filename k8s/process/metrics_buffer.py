@@ -8,8 +8,7 @@ what the OpenTelemetry specification calls a metric producer, which its Python S
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Protocol
@@ -102,6 +101,10 @@ class BufferedGauges:
         ]
 
 
+_MOST_NEW = 512
+"""Counting this many at once costs 0.1 µs a value; one by one it costs 2 µs."""
+
+
 @dataclass(slots=True)
 class _Series:
     counts: npt.NDArray[np.int64]
@@ -111,59 +114,70 @@ class _Series:
 
 
 class BufferedHistogram:
-    """A histogram with fixed bounds (upper ones, inclusive) that takes a whole batch of values per call."""
+    """A histogram with fixed bounds (upper ones, inclusive), written by one thread.
+
+    Values are only appended; they are counted many at a time, by the reader or when `_MOST_NEW` are there.
+    """
 
     def __init__(self, instrument: Instrument, bounds: Sequence[float]) -> None:
         self._instrument = instrument
         self._bounds = tuple(bounds)
         self._edges = np.asarray(bounds, np.float64)
+        self._new: dict[Labels, list[float]] = {}
         self._series: dict[Labels, _Series] = {}
         self._lock = Lock()
 
     def record(self, value: float, *labels: str) -> None:
-        bucket = bisect_left(self._bounds, value)
-        with self._lock:
-            series = self._of(labels)
-            series.counts[bucket] += 1
-            series.total += value
-            series.least = min(series.least, value)
-            series.greatest = max(series.greatest, value)
+        new = self._of(labels)
+        new.append(value)
+        if len(new) >= _MOST_NEW:
+            self._count()
 
-    def record_all(self, values: npt.ArrayLike, *labels: str) -> None:
-        array = np.asarray(values, np.float64)
-        if not array.size:
-            return
-        buckets = np.bincount(np.searchsorted(self._edges, array), minlength=len(self._bounds) + 1)
-        with self._lock:
-            series = self._of(labels)
-            series.counts += buckets
-            series.total += float(array.sum())
-            series.least = min(series.least, float(array.min()))
-            series.greatest = max(series.greatest, float(array.max()))
+    def record_all(self, values: Iterable[float], *labels: str) -> None:
+        new = self._of(labels)
+        new.extend(values)
+        if len(new) >= _MOST_NEW:
+            self._count()
 
     def metrics(self, start_ns: int, now_ns: int) -> Sequence[Metric]:
-        with self._lock:
-            points = [
-                HistogramDataPoint(
-                    attributes=self._instrument.attributes(labels),
-                    start_time_unix_nano=start_ns,
-                    time_unix_nano=now_ns,
-                    count=int(series.counts.sum()),
-                    sum=series.total,
-                    bucket_counts=series.counts.tolist(),
-                    explicit_bounds=self._bounds,
-                    min=series.least,
-                    max=series.greatest,
-                )
-                for labels, series in self._series.items()
-            ]
+        self._count()
+        points = [
+            HistogramDataPoint(
+                attributes=self._instrument.attributes(labels),
+                start_time_unix_nano=start_ns,
+                time_unix_nano=now_ns,
+                count=int(series.counts.sum()),
+                sum=series.total,
+                bucket_counts=series.counts.tolist(),
+                explicit_bounds=self._bounds,
+                min=series.least,
+                max=series.greatest,
+            )
+            for labels, series in tuple(self._series.items())
+        ]
         return (self._instrument.metric(Histogram(points, AggregationTemporality.CUMULATIVE)),)
 
-    def _of(self, labels: Labels) -> _Series:
-        series = self._series.get(labels)
-        if series is None:
-            series = self._series[labels] = _Series(np.zeros(len(self._bounds) + 1, np.int64))
-        return series
+    def _of(self, labels: Labels) -> list[float]:
+        new = self._new.get(labels)
+        if new is None:
+            new = self._new[labels] = []
+        return new
+
+    def _count(self) -> None:
+        """Count what was appended; the writer may append meanwhile."""
+        with self._lock:
+            for labels, new in tuple(self._new.items()):
+                values = np.array(new, np.float64)
+                if not values.size:
+                    continue
+                del new[: values.size]
+                series = self._series.get(labels)
+                if series is None:
+                    series = self._series[labels] = _Series(np.zeros(len(self._bounds) + 1, np.int64))
+                series.counts += np.bincount(np.searchsorted(self._edges, values), minlength=series.counts.size)
+                series.total += float(values.sum())
+                series.least = min(series.least, float(values.min()))
+                series.greatest = max(series.greatest, float(values.max()))
 
 
 @dataclass(slots=True)

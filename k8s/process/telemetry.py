@@ -56,12 +56,11 @@ class TelemetrySettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """What `start` started. Metrics of the hot path go to `buffer`, all others to `meter`.
+    """What `start` started.
 
     `traces`: whether spans are exported; if not, `tracer` makes none.
     """
 
-    meter: Meter
     tracer: Tracer
     traces: bool
     buffer: MetricsBuffer
@@ -109,10 +108,9 @@ def start(settings: TelemetrySettings, service: str, health: Health | None = Non
     health = health if health is not None else Health()
     server = MonitoringServer(settings.metrics_bind, registry, health)
     metrics = MeterProvider(readers, resource, shutdown_on_exit=False)
-    meter = metrics.get_meter(_SCOPE, _version())
-    _observe_uptime(meter)
+    _observe_uptime(metrics.get_meter(_SCOPE, _version()))
     tracer = (spans or NoOpTracerProvider()).get_tracer(_SCOPE, _version())
-    return Telemetry(meter, tracer, spans is not None, buffer, health, metrics, spans, server)
+    return Telemetry(tracer, spans is not None, buffer, health, metrics, spans, server)
 
 
 class _WithBuffer(MetricReader):

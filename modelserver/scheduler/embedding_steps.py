@@ -77,8 +77,8 @@ class EmbeddingSteps:
             duration_s=self._idle_since_s - start_s,
             idle_before_s=idle_s,
         )
-        _answer(batches, matrix, report, start_s)
         self._on_step(report)
+        _answer(batches, matrix, report, start_s)
 
     def refuse(self, reason: str) -> None:
         self._next = None
@@ -109,6 +109,9 @@ class EmbeddingSteps:
 
     def _prepare(self, batches: Sequence[QueuedBatch]) -> Step:
         assert self._engine is not None, "A step was chosen before there was an engine. This is a bug."
+        if len(batches) == 1:
+            batch = batches[0].batch
+            return self._engine.prepare(batch.token_ids, batch.lengths, batch.second_segments)
         token_ids = np.concatenate([queued.batch.token_ids for queued in batches])
         lengths = np.concatenate([queued.batch.lengths for queued in batches])
         return self._engine.prepare(token_ids, lengths, _second_segments(batches))

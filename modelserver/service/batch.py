@@ -65,15 +65,15 @@ def decode(
     """
     ids = _int32(token_ids, "token_ids")
     counts = _int32(lengths, "lengths")
-    _check_shape(ids, counts, facts)
+    sizes = _sizes(ids, counts, facts)
     second = _second_segments(second_segments, counts, facts)
-    empty = counts == 0
-    too_long = counts > facts.max_input_tokens
-    foreign = _has_foreign_id(ids, counts, facts.vocabulary_size)
-    bad = empty | too_long | foreign
     budget = max_step_tokens or facts.step_token_capacity
-    if not bad.any():
+    ids_unsigned = ids.view(np.uint32)  # a negative id is a huge unsigned one
+    if min(sizes) > 0 and max(sizes) <= facts.max_input_tokens and ids_unsigned.max() < facts.vocabulary_size:
         return Batch(ids, counts, counts.size, None, (), alone, budget, second)
+    empty = counts == 0
+    bad = empty | (counts > facts.max_input_tokens)
+    bad |= _any_within(ids_unsigned >= np.uint32(facts.vocabulary_size), counts)
     faults = tuple(_fault(int(index), counts, facts, empty=bool(empty[index])) for index in np.flatnonzero(bad))
     good = ~bad
     return Batch(
@@ -116,18 +116,21 @@ def _int32(data: bytes, name: str) -> IdArray:
     return np.frombuffer(data, _WIRE_INT).astype(np.int32, copy=False)
 
 
-def _check_shape(ids: IdArray, counts: IdArray, facts: EngineFacts) -> None:
+def _sizes(ids: IdArray, counts: IdArray, facts: EngineFacts) -> list[int]:
+    """The queries' lengths. Raises InvalidBatch if they are not those of `ids`, or one step does not hold them."""
     if counts.size == 0:
         raise InvalidBatch("the batch has no queries")
     if counts.size > facts.step_query_capacity:
         raise InvalidBatch(f"{counts.size} queries are more than the {facts.step_query_capacity} that one step holds")
-    if int(counts.min()) < 0:
+    sizes: list[int] = counts.tolist()
+    if min(sizes) < 0:
         raise InvalidBatch("a query's length is negative")
-    total = int(counts.sum(dtype=np.int64))
+    total = sum(sizes)
     if total != ids.size:
         raise InvalidBatch(f"the lengths sum to {total}, but there are {ids.size} token ids")
     if total > facts.step_token_capacity:
         raise InvalidBatch(f"{total} tokens are more than the {facts.step_token_capacity} that one step holds")
+    return sizes
 
 
 def _second_segments(data: bytes, counts: IdArray, facts: EngineFacts) -> IdArray | None:
@@ -143,12 +146,9 @@ def _second_segments(data: bytes, counts: IdArray, facts: EngineFacts) -> IdArra
     return second
 
 
-def _has_foreign_id(ids: IdArray, counts: IdArray, vocabulary_size: int) -> npt.NDArray[np.bool_]:
-    """Per query, whether any of its ids lies outside the vocabulary (a negative one is a huge unsigned one)."""
-    foreign = ids.view(np.uint32) >= np.uint32(vocabulary_size)
-    if not foreign.any():
-        return np.zeros(counts.size, np.bool_)
-    seen = np.concatenate(([0], np.cumsum(foreign)))
+def _any_within(marks: npt.NDArray[np.bool_], counts: IdArray) -> npt.NDArray[np.bool_]:
+    """Per query, whether any of its tokens is marked."""
+    seen = np.concatenate(([0], np.cumsum(marks)))
     ends = np.cumsum(counts)
     return np.asarray(seen[ends] > seen[ends - counts], np.bool_)
 
