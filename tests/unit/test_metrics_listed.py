@@ -7,20 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import pytest
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import Histogram, InMemoryMetricReader, Sum
-
-from modelserver.metrics import Metrics
-from modelserver.scheduler.generation_steps import GenerationStep
-from modelserver.scheduler.merge import Composition
-from modelserver.scheduler.queued_batch import StepReport
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
-KINDS: dict[type, str] = {Sum: "counter", Histogram: "histogram"}
-PROCESSES = {"Aggregator": "aggregator", "Scaler": "k8s/scaler"}
+PROCESSES = {"Aggregator": "aggregator", "Model server": "modelserver", "Scaler": "k8s/scaler"}
 
 
 def rows_of(folder: str) -> Iterator[str]:
@@ -69,21 +60,3 @@ def listed(title: str) -> list[str]:
 @pytest.mark.parametrize("title", PROCESSES)
 def test_every_metric_is_listed_as_it_is(title: str) -> None:
     assert listed(title) == sorted(rows_of(PROCESSES[title]))
-
-
-def test_every_metric_of_the_model_server_is_listed_as_it_is_measured() -> None:
-    reader = InMemoryMetricReader()
-    metrics = Metrics(MeterProvider([reader]).get_meter("test"), queued_tokens=lambda: 3)
-    metrics.step(StepReport(7, 2, 1, Composition.SINGLE, duration_s=0.1, idle_before_s=0.2))
-    metrics.failed_step(Composition.SINGLE)
-    metrics.refused(grpc.StatusCode.INTERNAL, 0)
-    metrics.generation_step(GenerationStep(1, 2, 0.1))
-    data = reader.get_metrics_data()
-    assert data is not None
-    measured = data.resource_metrics[0].scope_metrics[0].metrics
-    rows: list[str] = []
-    for metric in measured:
-        kind = KINDS.get(type(metric.data), "gauge")
-        labels = ", ".join(metric.data.data_points[0].attributes or ())
-        rows.append(f"| `{metric.name}` | {kind} | {metric.unit} | {labels} | {metric.description} |")
-    assert listed("Model server") == sorted(rows)
