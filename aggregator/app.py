@@ -150,15 +150,15 @@ class Aggregator:
 
     def _room(self, name: str, task: Task) -> int:
         """Tokens that a source may claim for a model: a few batches for each server, less what is held."""
-        model = self._models.find(name, task)
+        served = self._models.find(name, task)
         replicas = [
-            each for revision in model.revisions.values() for each in revision.dispatcher.replicas.in_use.values()
+            each for revision in served.revisions.values() for each in revision.dispatcher.replicas.in_use.values()
         ]
         batch_tokens = sum(
             each.kv_tokens if isinstance(each, GeneratingReplica) else max(each.token_budget, each.largest)
             for each in replicas
         )
-        return _CLAIMED_BATCHES * batch_tokens - model.admission.total - model.pending.tokens
+        return _CLAIMED_BATCHES * batch_tokens - served.model.admission.total - served.pending.tokens
 
     async def run(self, stop: asyncio.Event) -> None:
         """Start, work until `stop` is set, drain within the grace period; an unfinished start is cancelled."""
@@ -247,10 +247,10 @@ class Aggregator:
         if not self._started:
             return "starting"
         now_s = time.monotonic()
-        serving = [model for model in self._models if model.available]
+        serving = [served for served in self._models.tasks if served.available]
         if any(model.scales_to_zero for model in self._models):
             return None
-        if any(model.stalled_s(now_s) < _STALLED_S for model in serving):
+        if any(served.stalled_s(now_s) < _STALLED_S for served in serving):
             return None
         if serving:
             return f"every batch has timed out for {_STALLED_S:g} s"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import inf
 
@@ -25,7 +25,7 @@ CALLS_WAIT_S = 60.0
 """How long calls wait for a server since the last one left, or since the start; later calls are refused at once."""
 
 OTHER_TASK_S = 5.0
-"""How long a task without a server waits after servers of the other one have come, because its own may come, too."""
+"""How long a task without a server waits after servers of another one have come, because its own may come, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,36 +43,69 @@ class Canary:
 
 @dataclass(slots=True)
 class Model:
-    """One task of a configured model: its revisions in service, and the requests that wait for a server.
+    """A configured model and its tasks, which share `admission`: the tokens that the model holds.
 
-    Its two tasks share `admission`, the tokens that the model holds, and are each other's `sibling`. `both`: the model
-    is configured to do both, so a task waits for its first server; otherwise a task that no server does is refused
-    `OTHER_TASK_S` after `served_since_s` of the other one.
-    `superseded`: revisions whose servers have left while another revision has servers. `unavailable_since_s`: when its
-    last server left, or the pipeline started without one (monotonic); None while it has a server. When a model that
-    `scales_to_zero` has no server, calls wait for the first one up to their deadlines, as records do.
+    `both`: it is configured to embed and to generate, so each task waits for its first server; otherwise a task that no
+    server does is refused `OTHER_TASK_S` after the first server of another one. When a model that `scales_to_zero` has
+    no server, calls wait for the first one up to their deadlines, as records do.
     """
 
     name: str
     aliases: tuple[str, ...]
     admission: Admission
+    scales_to_zero: bool = False
+    canary: Canary | None = None
+    both: bool = False
+    tasks: dict[Task, ServedTask] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tasks = {task: ServedTask(self, task) for task in Task}
+
+    @property
+    def revisions(self) -> list[ModelRevision]:
+        """Those of all its tasks."""
+        return [model_revision for served in self.tasks.values() for model_revision in served.revisions.values()]
+
+    @property
+    def served_since_s(self) -> float:
+        """When the first server of any task came; `inf` before that (monotonic seconds)."""
+        return min(served.served_since_s for served in self.tasks.values())
+
+    def full(self) -> frozenset[Priority]:
+        """The priority classes whose Kafka intake is stopped, by what is queued or pending."""
+        if any(self.admission.is_filled(served.pending.tokens) for served in self.tasks.values()):
+            return frozenset(Priority)
+        return self.admission.stopped()
+
+
+@dataclass(slots=True, eq=False)
+class ServedTask:
+    """One task of a model: its revisions in service, and the requests that wait for a server.
+
+    `superseded`: revisions whose servers have left while another revision has servers. `unavailable_since_s`: when its
+    last server left, or the pipeline started without one (monotonic); None while it has a server.
+    """
+
+    model: Model
+    task: Task
     revisions: dict[str, ModelRevision] = field(default_factory=dict)
     superseded: list[ModelRevision] = field(default_factory=list)
     pending: Pending = field(default_factory=Pending)
     unavailable_since_s: float | None = None
     served_since_s: float = inf
-    scales_to_zero: bool = False
-    canary: Canary | None = None
-    both: bool = False
-    task: Task = Task.EMBED
-    sibling: Model | None = None
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        return self.model.aliases
 
     @property
     def refused_from_s(self) -> float:
-        """From when on requests are refused, while servers do the other task only (monotonic seconds)."""
-        if self.both or self.revisions or self.sibling is None:
-            return inf
-        return self.sibling.served_since_s + OTHER_TASK_S
+        """From when on requests are refused, while servers do other tasks only (monotonic seconds)."""
+        return inf if self.model.both or self.revisions else self.model.served_since_s + OTHER_TASK_S
 
     @property
     def available(self) -> bool:
@@ -86,18 +119,14 @@ class Model:
     @property
     def calls_wait_until_s(self) -> float:
         """Until when calls wait for a server, while it has none (monotonic seconds)."""
-        if self.scales_to_zero:
+        if self.model.scales_to_zero:
             return inf
         return -inf if self.unavailable_since_s is None else self.unavailable_since_s + CALLS_WAIT_S
 
     @property
     def holds_calls(self) -> bool:
         """Whether gRPC calls wait here or are computed."""
-        return self.admission.holds_calls or self.pending.calls > 0
-
-    def full(self) -> frozenset[Priority]:
-        """The priority classes whose Kafka intake is stopped, by what is queued or pending."""
-        return frozenset(Priority) if self.admission.is_filled(self.pending.tokens) else self.admission.stopped()
+        return self.model.admission.holds_calls or self.pending.calls > 0
 
     def choose(self, revision: str, request_id: str) -> ModelRevision | None:
         """The revision to serve a request: the one it pins, or the canary's, or the one with most servers.
@@ -116,7 +145,7 @@ class Model:
 
     def _choose_any(self, request_id: str) -> ModelRevision | None:
         chosen = list(self.revisions.values())
-        canary = self.canary
+        canary = self.model.canary
         if canary is not None and (on_trial := self.revisions.get(canary.revision)) is not None:
             others = [model_revision for model_revision in chosen if model_revision is not on_trial]
             served = any(model_revision.engines for model_revision in others)
@@ -158,7 +187,7 @@ class Model:
 
 
 class Models:
-    """Both tasks of every configured model, by name and alias."""
+    """The configured models, by name and alias. `tasks`: those of all models."""
 
     def __init__(
         self,
@@ -169,24 +198,19 @@ class Models:
         goal: SlaGoal | None = None,
     ) -> None:
         """A `token_budget` overrides the `goal`; without both it is the saturation point each server measured."""
-        self._models: list[Model] = []
-        for model in models:
-            generates = replace(
-                model, revisions={}, superseded=[], pending=Pending(), task=Task.GENERATE, sibling=model
-            )
-            model.sibling = generates
-            self._models += (model, generates)
+        self._models = list(models)
+        self.tasks = [served for model in self._models for served in model.tasks.values()]
         self._policy = policy
         self._token_budget = token_budget
         self._goal = goal if token_budget is None else None
         self._counting = counting
-        self._by_name = {(name, model.task): model for model in self._models for name in (model.name, *model.aliases)}
+        self._by_name = {name: model for model in self._models for name in (model.name, *model.aliases)}
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models)
 
     def in_service(self) -> list[ModelRevision]:
-        return [model_revision for model in self._models for model_revision in model.revisions.values()]
+        return [model_revision for served in self.tasks for model_revision in served.revisions.values()]
 
     def next_due_s(self, now_s: float) -> float:
         """When the first replica takes its next batch (monotonic seconds); now if there is no replica."""
@@ -194,43 +218,39 @@ class Models:
         return min((replicas.due_s(now_s) for replicas in active if replicas), default=now_s)
 
     def __contains__(self, name: str) -> bool:
-        return any(name == known for known, _ in self._by_name)
+        return name in self._by_name
 
-    @property
-    def configured(self) -> list[Model]:
-        return [model for model in self._models if model.task is Task.EMBED]
-
-    def find(self, name: str, task: Task = Task.EMBED) -> Model:
+    def find(self, name: str, task: Task = Task.EMBED) -> ServedTask:
         """The task of the model of that name or alias. Raises UnknownModel."""
-        model = self._by_name.get((name, task))
+        model = self._by_name.get(name)
         if model is None:
-            known = ", ".join(sorted({known for known, _ in self._by_name}))
+            known = ", ".join(sorted(self._by_name))
             raise UnknownModel(f"model {shown(name)} is not configured: use one of {known}", "model")
-        return model
+        return model.tasks[task]
 
     def dimensions(self, name: str) -> int:
         """The dimensions of the model's longest vectors, by name or alias; 0 if it has no server."""
-        model = self._by_name.get((name, Task.EMBED))
-        revisions = model.revisions.values() if model is not None else ()
+        model = self._by_name.get(name)
+        revisions = model.tasks[Task.EMBED].revisions.values() if model is not None else ()
         return max((model_revision.description.dimensions for model_revision in revisions), default=0)
 
-    def join(self, engine: Engine, tokenizer: Tokenizer) -> list[Model]:
+    def join(self, engine: Engine, tokenizer: Tokenizer) -> list[ServedTask]:
         """Add a server; its revision is in service from now on. Returns the tasks of its model that it does."""
-        joined: list[Model] = []
+        joined: list[ServedTask] = []
         replicas: list[Replica] = []
         for task, description in engine.description.by_task.items():
-            model = self._by_name[description.model, task]
-            model_revision = model.revisions.get(description.model_revision)
+            served = self._by_name[description.model].tasks[task]
+            model_revision = served.revisions.get(description.model_revision)
             if model_revision is not None and not model_revision.takes(description):
-                model.superseded.append(model_revision)
+                served.superseded.append(model_revision)
                 model_revision = None
             if model_revision is None:
                 goal = self._goal if task is Task.EMBED else None
                 model_revision = ModelRevision(description, tokenizer, self._counting(tokenizer), self._policy, goal)
-                model.revisions[description.model_revision] = model_revision
+                served.revisions[description.model_revision] = model_revision
             replica = self._replica(description, model_revision)
             model_revision.add(engine, replica)
-            joined.append(model)
+            joined.append(served)
             replicas.append(replica)
         for replica, sibling in zip(replicas, reversed(replicas), strict=True):
             replica.sibling = sibling if sibling is not replica else None
@@ -266,13 +286,13 @@ class Models:
             name, measured, budget, policy, budget_controller, capacity=most, per_sequence_s=per_sequence_s
         )
 
-    def leave(self, engine: Engine) -> list[Model]:
+    def leave(self, engine: Engine) -> list[ServedTask]:
         """Remove a server; its revision stays until another one can serve the requests that wait for it."""
-        left: list[Model] = []
+        left: list[ServedTask] = []
         for task, description in engine.description.by_task.items():
-            model = self._by_name[description.model, task]
-            model_revision = model.revisions.get(description.model_revision)
+            served = self._by_name[description.model].tasks[task]
+            model_revision = served.revisions.get(description.model_revision)
             if model_revision is not None:
                 model_revision.remove(engine)
-            left.append(model)
+            left.append(served)
         return left

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from aggregator.admission.model_revision import ModelRevision
-from aggregator.admission.models import Model, Models
+from aggregator.admission.models import Models, ServedTask
 from aggregator.admission.pending import Pending
 from aggregator.errors import Code, InvalidRequest, ModelUnavailable, TokenbatchError
 from aggregator.request.request import Failure, Options, Request
@@ -16,6 +17,7 @@ from aggregator.scheduler.work_item import Task
 _LOG = logging.getLogger(__name__)
 UNQUEUED = Failure(Code.INTERNAL, "the request could not be queued")
 """For an unexpected error."""
+_DOES = {Task.EMBED: "embeds", Task.GENERATE: "generates"}
 
 
 @dataclass(slots=True)
@@ -25,7 +27,7 @@ class Routed:
     Requests that wait for the first server of their model are in neither: they are pending.
     """
 
-    groups: dict[ModelRevision, tuple[Model, list[Request]]] = field(default_factory=dict)
+    groups: dict[ModelRevision, tuple[ServedTask, list[Request]]] = field(default_factory=dict)
     refused: list[Request] = field(default_factory=list)
     expired: int = 0
 
@@ -33,23 +35,28 @@ class Routed:
 def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Routed:
     """Route requests of any source, at `now_s` (monotonic seconds); equal model and options are looked up once."""
     routed = Routed()
-    routes: dict[tuple[str, str, bool, int, bool], tuple[Options, Pending | list[Request]]] = {}
+    routes: dict[tuple[str, str, bool, int, Task], tuple[Options, Pending | list[Request]]] = {}
     for request in requests:
         try:
             if request.remaining and request.deadline_s <= now_s:
                 routed.expired += 1
                 request.fail(_expired_on_arrival(now_s - request.deadline_s))
             if request.remaining:
-                embeds = request.generation is None
-                key = (request.model, request.model_revision, request.source.refusable, id(request.options), embeds)
+                key = (
+                    request.model,
+                    request.model_revision,
+                    request.source.refusable,
+                    id(request.options),
+                    request.task,
+                )
                 route = routes.get(key)
                 if route is None:
-                    model, model_revision, options = _route(request, models, now_s)
+                    served, model_revision, options = _route(request, models, now_s)
                     if model_revision is None:
-                        route = options, model.pending
+                        route = options, served.pending
                     else:
-                        route = options, routed.groups.setdefault(model_revision, (model, []))[1]
-                    if model.canary is None:  # with a canary each request may go to another revision
+                        route = options, routed.groups.setdefault(model_revision, (served, []))[1]
+                    if served.model.canary is None:  # with a canary each request may go to another revision
                         routes[key] = route
                 request.options, group = route
                 group.append(request)
@@ -78,18 +85,18 @@ def unroute(request: Request) -> None:
     request.options = request.options.asked or request.options
 
 
-def _route(request: Request, models: Models, now_s: float) -> tuple[Model, ModelRevision | None, Options]:
-    """The model, the revision for the request (None: none is known yet), and its complete options."""
-    model = models.find(request.model, request.task)
-    if model.refused_from_s <= now_s:
-        does, asked = ("generates", "embed") if request.task is Task.EMBED else ("embeds", "generate")
-        raise InvalidRequest(f"{model.name} {does} and does not {asked}", "model")
-    model_revision = model.choose(request.model_revision, request.request_id)
-    waits = not request.source.refusable or now_s < model.calls_wait_until_s
+def _route(request: Request, models: Models, now_s: float) -> tuple[ServedTask, ModelRevision | None, Options]:
+    """The model's task, the revision for the request (None: none is known yet), and its complete options."""
+    served = models.find(request.model, request.task)
+    if served.refused_from_s <= now_s:
+        does = " and ".join(_DOES[each.task] for each in served.model.tasks.values() if each.served_since_s < inf)
+        raise InvalidRequest(f"{served.name} {does} and does not {request.task}", "model")
+    model_revision = served.choose(request.model_revision, request.request_id)
+    waits = not request.source.refusable or now_s < served.calls_wait_until_s
     if not waits and (model_revision is None or not model_revision.engines):
-        raise ModelUnavailable(f"no server of {model.name} is available")
+        raise ModelUnavailable(f"no server of {served.name} is available")
     if model_revision is None:
-        return model, None, request.options
+        return served, None, request.options
     if request.generation is None:
-        return model, model_revision, model_revision.resolve(request.options)
-    return model, model_revision, request.options
+        return served, model_revision, model_revision.resolve(request.options)
+    return served, model_revision, request.options

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from aggregator.admission.model_revision import ModelRevision
-from aggregator.admission.models import Model, Models
+from aggregator.admission.models import Models, ServedTask
 from aggregator.engine import StepResult
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
 from aggregator.request.request import Failure, Outcome, Request, Source, request_of
 from aggregator.request.vector import CompletedBatch, Vector
 from aggregator.scheduler.dispatcher import Batch
-from aggregator.scheduler.work_item import Priority, Query
+from aggregator.scheduler.work_item import Query
 
 _GONE = Failure(Code.CANCELLED, "the caller went away")
 _LEFT = Failure(Code.CANCELLED, "the record is left to its next consumer")
@@ -55,8 +55,8 @@ class Completion:
         """A caller went away: remove its inputs from the queue; results of those that run are dropped."""
         if request.remaining:
             request.given_up = True
-            for model in self._models:
-                model.pending.discard(request)
+            for served in self._models.tasks:
+                served.pending.discard(request)
             request.fail(_GONE)
             request.inputs = ()  # its texts are freed, even if a task still holds the request
             if request.held is not None:
@@ -64,18 +64,16 @@ class Completion:
                     request.held.queue.cancel(query)
             self._release([request])
 
-    def forget(self, model: Model, gone: Callable[[Request], bool]) -> None:
-        """Drop waiting requests of a model without a reply: the next consumer of their records processes them."""
-        forgotten = model.take_out(gone)
+    def forget(self, served: ServedTask, gone: Callable[[Request], bool]) -> None:
+        """Drop waiting requests of a task without a reply: the next consumer of their records processes them."""
+        forgotten = served.take_out(gone)
         for request in forgotten:
             request.fail(_LEFT)
         self._release(forgotten)
 
     def pause_sources(self) -> None:
         now_s, find = self._clock(), self._models.find
-        full = {model.name: frozenset[Priority]() for model in self._models}
-        for model in self._models:
-            full[model.name] |= model.full()
+        full = {model.name: model.full() for model in self._models}
         for source in self._sources:
             source.pause(
                 lambda name, task: not (find(name, task).available or find(name, task).refused_from_s <= now_s),

@@ -19,7 +19,7 @@ from typing import Any
 from aggregator.admission.enqueue import apart, enqueue
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
-from aggregator.admission.models import Model, Models
+from aggregator.admission.models import Models, ServedTask
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.admission.routing import UNQUEUED, route_all, unroute
 from aggregator.engine import Engine, Pool
@@ -87,8 +87,8 @@ class Pipeline:
         self._draining = False
 
     async def run(self) -> None:
-        for model in self.models:
-            model.servers_changed(self._clock())
+        for served in self.models.tasks:
+            served.servers_changed(self._clock())
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(unless_cancelled(self._pool.run(self)), name="pool")
@@ -123,21 +123,21 @@ class Pipeline:
         if routed.expired:
             self._metrics.expired.add(routed.expired)
         refused = routed.refused
-        long_records: list[tuple[ModelRevision, Model, Request]] = []
-        for model_revision, (model, group) in routed.groups.items():
+        long_records: list[tuple[ModelRevision, ServedTask, Request]] = []
+        for model_revision, (served, group) in routed.groups.items():
             portions, long = apart(group)
             for request in long:
                 if not request.source.refusable:
-                    long_records.append((model_revision, model, request))
+                    long_records.append((model_revision, served, request))
                 else:
                     self._long_calls[request] = self._spawn(
-                        self._queue_long(model_revision, model, request), "queue long call"
+                        self._queue_long(model_revision, served, request), "queue long call"
                     )
             for place, portion in enumerate(portions):
                 if place:
                     await self._admitted(refused)
                     refused = []
-                refused += await self._queue(model_revision, model, portion)
+                refused += await self._queue(model_revision, served, portion)
         await self._admitted(refused)
         for record in long_records:  # one at a time, so that their memory stays bounded
             await self._queue_long(*record)
@@ -149,24 +149,26 @@ class Pipeline:
         if refused:
             await self._completion.complete(refused)
 
-    async def _queue(self, model_revision: ModelRevision, model: Model, requests: Sequence[Request]) -> list[Request]:
+    async def _queue(
+        self, model_revision: ModelRevision, served: ServedTask, requests: Sequence[Request]
+    ) -> list[Request]:
         """Queue requests, all of them long or none; returns those that are already complete."""
         queue = model_revision.dispatcher.queue
         coalesced = queue.coalesced
         try:
-            refused = await enqueue(model_revision, model.admission, requests, self._limits, self._clock)
+            refused = await enqueue(model_revision, served.model.admission, requests, self._limits, self._clock)
         except Exception:  # noqa: BLE001 - an unexpected error must not end the work of all others
             _LOG.exception("requests could not be queued", extra={"requests": len(requests)})
             refused = _unqueued(requests)
         self._leave_retired(model_revision)  # another revision may have replaced it during the count
-        self.meter.counted(model, requests)
+        self.meter.counted(served.model, requests)
         if queue.coalesced > coalesced:
             self._metrics.coalesced.add(queue.coalesced - coalesced)
         return refused
 
-    async def _queue_long(self, model_revision: ModelRevision, model: Model, request: Request) -> None:
+    async def _queue_long(self, model_revision: ModelRevision, served: ServedTask, request: Request) -> None:
         """Queue a request whose tokens take long to count; the others do not wait for it."""
-        refused = await self._queue(model_revision, model, [request])
+        refused = await self._queue(model_revision, served, [request])
         self._long_calls.pop(request, None)
         await self._admitted(refused)
 
@@ -178,7 +180,7 @@ class Pipeline:
         while True:
             self._something_changed.clear()
             now_s = self._clock()
-            wake_s = min(self._dispatch_model(model, now_s) for model in self.models)
+            wake_s = min(self._dispatch_task(served, now_s) for served in self.models.tasks)
             timer = None
             if wake_s < inf:
                 timer = loop.call_later(max(0.0, wake_s - self._clock()), self._something_changed.set)
@@ -186,10 +188,10 @@ class Pipeline:
             if timer is not None:
                 timer.cancel()
 
-    def _dispatch_model(self, model: Model, now_s: float) -> float:
-        """Send the due batches of one model; returns when to look again (monotonic seconds)."""
-        wake_s = self._expire_waiting(model, now_s)
-        for model_revision in model.revisions.values():
+    def _dispatch_task(self, served: ServedTask, now_s: float) -> float:
+        """Send the due batches of one task of a model; returns when to look again (monotonic seconds)."""
+        wake_s = self._expire_waiting(served, now_s)
+        for model_revision in served.revisions.values():
             model_revision.observe_rooms()
             due = model_revision.dispatcher.due(now_s, max_items=model_revision.query_capacity, draining=self._draining)
             for batch in due.batches:
@@ -205,25 +207,25 @@ class Pipeline:
             wake_s = min(wake_s, due.wake_s)
         return wake_s
 
-    def _expire_waiting(self, model: Model, now_s: float) -> float:
+    def _expire_waiting(self, served: ServedTask, now_s: float) -> float:
         """Fail requests that waited too long for a model without servers; returns the next such time."""
-        late = model.pending.expire(now_s)
+        late = served.pending.expire(now_s)
         self._metrics.expired.add(len(late))
         self._fail(late, _EXPIRED)
-        if model.unavailable_since_s is None:
-            return model.pending.next_deadline_s
+        if served.unavailable_since_s is None:
+            return served.pending.next_deadline_s
         if self._draining:  # another aggregator may have a server for these
-            self._completion.forget(model, lambda request: not request.source.refusable)
-            self._fail(model.take_out(lambda _: True), _UNAVAILABLE)
+            self._completion.forget(served, lambda request: not request.source.refusable)
+            self._fail(served.take_out(lambda _: True), _UNAVAILABLE)
             return inf
-        calls_end_s = model.calls_wait_until_s
-        if calls_end_s <= now_s and model.holds_calls:
-            self._fail(model.take_out(lambda request: request.source.refusable), _UNAVAILABLE)
-        give_up_s = inf if self._max_unavailable_s is None else model.unavailable_since_s + self._max_unavailable_s
+        calls_end_s = served.calls_wait_until_s
+        if calls_end_s <= now_s and served.holds_calls:
+            self._fail(served.take_out(lambda request: request.source.refusable), _UNAVAILABLE)
+        give_up_s = inf if self._max_unavailable_s is None else served.unavailable_since_s + self._max_unavailable_s
         if give_up_s <= now_s:
-            self._fail(model.take_out(lambda _: True), _UNAVAILABLE)
+            self._fail(served.take_out(lambda _: True), _UNAVAILABLE)
             return inf
-        return min(model.pending.next_deadline_s, give_up_s, calls_end_s if calls_end_s > now_s else inf)
+        return min(served.pending.next_deadline_s, give_up_s, calls_end_s if calls_end_s > now_s else inf)
 
     # 4. Run: one message to one model server, one back.
 
@@ -275,8 +277,8 @@ class Pipeline:
 
     def forget(self, gone: Callable[[Request], bool]) -> None:
         """Drop waiting requests of revoked partitions: the new owner reads their records again."""
-        for model in self.models:
-            self._completion.forget(model, gone)
+        for served in self.models.tasks:
+            self._completion.forget(served, gone)
 
     # Model servers come and go.
 
@@ -286,21 +288,23 @@ class Pipeline:
     def leave(self, engine: Engine) -> None:
         self._servers_changed(self.models.leave(engine))
 
-    def _servers_changed(self, models: Sequence[Model]) -> None:
-        for model in models:
-            self._begin_anew(model.servers_changed(self._clock()))
-            sibling = model.sibling
-            if sibling is not None and not self._draining and self._clock() < sibling.refused_from_s < inf:
-                self._spawn(self._refuse(sibling), f"refuse to {sibling.task}")
+    def _servers_changed(self, changed: Sequence[ServedTask]) -> None:
+        now_s = self._clock()
+        for served in changed:
+            self._begin_anew(served.servers_changed(now_s))
+        for model in {served.name: served.model for served in changed}.values():
+            for served in model.tasks.values():
+                if not self._draining and now_s < served.refused_from_s < inf:
+                    self._spawn(self._refuse(served), f"refuse to {served.task}")
         self._something_changed.set()
         self._completion.pause_sources()
 
-    async def _refuse(self, model: Model) -> None:
+    async def _refuse(self, served: ServedTask) -> None:
         """Refuse what waits for a task once it is refused, unless a server comes."""
-        while self._clock() < model.refused_from_s < inf:  # noqa: ASYNC110 - a clock calls nobody
-            await asyncio.sleep(model.refused_from_s - self._clock())
-        if model.refused_from_s < inf:
-            self._begin_anew(model.pending.take(lambda _: True))
+        while self._clock() < served.refused_from_s < inf:  # noqa: ASYNC110 - a clock calls nobody
+            await asyncio.sleep(served.refused_from_s - self._clock())
+        if served.refused_from_s < inf:
+            self._begin_anew(served.pending.take(lambda _: True))
             self._completion.pause_sources()
 
     def _leave_retired(self, model_revision: ModelRevision) -> None:

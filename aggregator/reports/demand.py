@@ -38,7 +38,7 @@ class DemandMeter:
         self._clock = clock
         self._policy = policy or ArrivalPolicy()
         self._started_s = clock()
-        self._tokens = {(model.name, task): 0.0 for model in models.configured for task in Task}
+        self._tokens = {(model.name, task): 0.0 for model in models for task in Task}
         self._arrivals: dict[tuple[str, str], Arrivals] = {}
 
     def arrived(self, source: str, requests: Sequence[Request]) -> None:
@@ -86,10 +86,9 @@ class DemandMeter:
         return arrivals
 
     def of(self, model: Model) -> pb.ModelDemand:
-        """The present demand and replicas of one model; both of its tasks are counted in tokens, each server once."""
+        """The present demand and replicas of one model; all its tasks are counted in tokens, each server once."""
         now_s = self._clock()
-        sides = [model] if model.sibling is None else [model, model.sibling]
-        revisions = [model_revision for side in sides for model_revision in side.revisions.values()]
+        revisions = model.revisions
         slos = [model_revision.slo for model_revision in revisions if model_revision.slo is not None]
         kafka = self._of(model.name, KAFKA)
         others = [each for (name, source), each in self._arrivals.items() if name == model.name and source != KAFKA]
@@ -102,17 +101,15 @@ class DemandMeter:
             replicas=_replicas(revisions),
             p99_s=max((slo.p99_s for slo in slos), default=0.0),
             slo_s=max((slo.goal.answer_s for slo in slos), default=0.0),
-            pending_requests=sum(len(side.pending) for side in sides),
+            pending_requests=sum(len(served.pending) for served in model.tasks.values()),
             kv_token_s_per_token=self._kv_token_s_per_token(model),
         )
 
     def _kv_token_s_per_token(self, model: Model) -> float:
-        """KV-cache occupancy (tokens × seconds) per arriving token of either task."""
-        sides = [model] if model.sibling is None else [model, model.sibling]
-        revisions = [model_revision for side in sides for model_revision in side.revisions.values()]
-        held = max((each.kv_token_s_per_token for each in revisions), default=0.0)
-        embedded, generated = (self._tokens[model.name, task] for task in Task)
-        return held * generated / (embedded + generated) if generated else 0.0
+        """KV-cache occupancy (tokens × seconds) per arriving token of any task."""
+        held = max((each.kv_token_s_per_token for each in model.revisions), default=0.0)
+        generated = self._tokens[model.name, Task.GENERATE]
+        return held * generated / sum(self._tokens[model.name, task] for task in Task) if generated else 0.0
 
 
 class DemandReport:
@@ -133,7 +130,7 @@ class DemandReport:
         backlogs = self._backlogs()
         return pb.GetDemandResponse(
             busy_share=self._busy.observe(time.monotonic(), time.thread_time()),
-            models=[self._meter.of(model) for model in self._models.configured],
+            models=[self._meter.of(model) for model in self._models],
             partitions=[
                 pb.Partition(topic=each.topic, partition=each.partition, fetch_position=each.position, model=each.model)
                 for each in backlogs

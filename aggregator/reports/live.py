@@ -137,7 +137,7 @@ class LiveFeed(Feed):
     def _event(self, now_s: float) -> dict[str, Any]:
         self._number += 1
         work = self._work(now_s)
-        scaling = [self._scaling(model) for model in self._models.configured]
+        scaling = [self._scaling(model) for model in self._models]
         troubles = [
             (target.address, target.model, why.partition("; last error")[0])  # gRPC says the same twice
             for target, why in self._troubles()
@@ -203,12 +203,12 @@ class LiveFeed(Feed):
 
     def _lanes(self, troubles: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
         lanes: dict[str, dict[str, Any]] = {}
-        for model in self._models:
-            for model_revision in model.revisions.values():
+        for served in self._models.tasks:
+            for model_revision in served.revisions.values():
                 for name, replica in model_revision.dispatcher.replicas.items():
-                    lane = lanes.setdefault(name, {"name": name, "model": model.name, "tasks": [], "why": ""})
-                    lane["tasks"].append(model.task)
-                    self._describe(lane, replica, model.task)
+                    lane = lanes.setdefault(name, {"name": name, "model": served.name, "tasks": [], "why": ""})
+                    lane["tasks"].append(served.task)
+                    self._describe(lane, replica, served.task)
         for address, model_name, why in troubles:
             lanes[address] = {"name": address, "model": model_name, "tasks": [], "why": why, "state": "gone"}
         return sorted(lanes.values(), key=lambda lane: (str(lane["model"]), str(lane["name"])))[:_MOST_LANES]
@@ -237,7 +237,7 @@ class LiveFeed(Feed):
         demand: pb.ModelDemand = self._meter.of(model)
         arriving = demand.other_tokens_per_s + demand.kafka_tokens_per_s
         lag = sum(each.records for each in self._backlogs())
-        unread = lag if len(self._models.configured) == 1 else 0
+        unread = lag if len(list(self._models)) == 1 else 0
         backlog = backlog_tokens(unread + demand.pending_requests, demand.tokens_per_record, demand.held_tokens)
         pod = pod_throughput((each.token_budget, each.step_time_s) for each in demand.replicas if each.step_time_s)
         kv_tokens = max((each.kv_tokens for each in demand.replicas), default=0)
@@ -247,7 +247,7 @@ class LiveFeed(Feed):
             required = required_replicas(
                 arriving, backlog, pod, drain_s=DRAIN_S, utilisation=UTILISATION, in_memory=in_memory
             )
-        serving = len({name for side in (model, model.sibling) if side is not None for name in _servers(side)})
+        serving = len({name for model_revision in model.revisions for name in model_revision.engines})
         return Scaling(
             model.name,
             arriving,
@@ -274,7 +274,3 @@ class LiveFeed(Feed):
         ]
         rows.sort(key=lambda row: (-row[2], row[0], str(row[1])))
         return rows[:_MOST_PARTITIONS]
-
-
-def _servers(model: Model) -> list[str]:
-    return [name for model_revision in model.revisions.values() for name in model_revision.engines]

@@ -58,7 +58,7 @@ class Points:
         self._waits.append(recent.waits)
         self._first_tokens.append(recent.first_tokens_s)
         arrived_queries, arrived_tokens = self._meter.totals()
-        answered_tokens = sum(model.admission.released for model in self._models.configured)
+        answered_tokens = sum(model.admission.released for model in self._models)
         reading = _Reading(now_s, arrived_queries, arrived_tokens, answered_tokens, self._metrics.totals())
         before = self._readings[-1] if self._readings else reading
         self._readings.append(reading)
@@ -148,14 +148,13 @@ def generating(models: Models) -> Iterator[tuple[GeneratingReplica, GenerationEn
 def tokens_by_place(models: Models) -> tuple[int, int, int]:
     """Admitted tokens in queues, at model servers, and in completion."""
     queued = computing = completing = 0
-    for model in models.configured:
+    for model in models:
         held, sequences = model.admission.total, 0
-        for side in (model, model.sibling):
-            for model_revision in side.revisions.values() if side is not None else ():
-                tokens, replicas = model_revision.dispatcher.queue.tokens, model_revision.dispatcher.replicas
-                out = sum(replica.tokens_out for replica in replicas.values())
-                sequences += sum(each.sequences for each in replicas.values() if isinstance(each, GeneratingReplica))
-                queued, computing, held = queued + tokens, computing + out, held - tokens - out
+        for model_revision in model.revisions:
+            tokens, replicas = model_revision.dispatcher.queue.tokens, model_revision.dispatcher.replicas
+            out = sum(replica.tokens_out for replica in replicas.values())
+            sequences += sum(each.sequences for each in replicas.values() if isinstance(each, GeneratingReplica))
+            queued, computing, held = queued + tokens, computing + out, held - tokens - out
         if sequences:  # they hold their tokens until they end, and are no batch
             computing += max(0, held)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn, Protocol
 
@@ -24,7 +24,7 @@ from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.aggregator import GrpcSettings, HttpSettings
 from aggregator.sources.calls.calls import CallSource, Served
 from aggregator.sources.calls.load import Limits, Load
-from aggregator.sources.calls.models import ServedModel
+from aggregator.sources.calls.models import ServedTask
 from aggregator.sources.grpc.listener import GrpcSource
 from aggregator.sources.http.errors import described
 from aggregator.sources.http.listener import HttpSource
@@ -47,8 +47,7 @@ CODES = [
 class NoModels:
     """No model is served; every search for one fails."""
 
-    def __iter__(self) -> Iterator[ServedModel]:
-        return iter(())
+    tasks: Sequence[ServedTask] = ()
 
     def find(self, name: str, task: Task = Task.EMBED) -> NoReturn:
         raise UnknownModel(f"{name} is no model that {task} has")

@@ -21,7 +21,7 @@ from aggregator.request.vector import Vector
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import DispatchPolicy
-from aggregator.scheduler.work_item import Priority
+from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.calls.calls import Call, CallBatcher, call_of
 from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.kafka.committed_offset import CommittedOffset, InFlightRecord
@@ -130,6 +130,7 @@ class FakedPipeline:
         self.model = Model(
             MODEL, ("alias",), Admission(AdmissionPolicy(max_held_tokens)), scales_to_zero=scales_to_zero
         )
+        self.embeds = self.model.tasks[Task.EMBED]
         dispatch = replace(DispatchPolicy(), **policy)
         models = Models([self.model], dispatch, None, FakeCounting, goal)
         self.metrics = Metrics(MetricsBuffer(), clock=lambda: asyncio.get_running_loop().time())

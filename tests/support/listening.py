@@ -104,7 +104,7 @@ class Listening:
 
     @property
     def held_tokens(self) -> int:
-        return sum(model.admission.total for model in self.models.configured)
+        return sum(model.admission.total for model in self.models)
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Protocol
 
 from aggregator.engine import ServerDescription
@@ -28,7 +28,7 @@ class ServedRevision(Protocol):
     def generation_tokenizer(self) -> GenerationTokenizer: ...
 
 
-class ServedModel(Protocol):
+class ServedTask(Protocol):
     """One task of a configured model."""
 
     @property
@@ -46,11 +46,14 @@ class ServedModel(Protocol):
 
 
 class ServedModels(Protocol):
-    """Both tasks of every configured model."""
+    """The configured models."""
 
-    def __iter__(self) -> Iterator[ServedModel]: ...
+    @property
+    def tasks(self) -> Sequence[ServedTask]:
+        """Every task of every model."""
+        ...
 
-    def find(self, name: str, task: Task = Task.EMBED) -> ServedModel:
+    def find(self, name: str, task: Task = Task.EMBED) -> ServedTask:
         """The task of the model of that name or alias. Raises UnknownModel."""
         ...
 

@@ -122,7 +122,7 @@ class EmbeddingsService:
                     ready_model_servers=len(served.engines),
                     task="embed" if served.description.generation is None else "generate",
                 )
-                for model in self._models
+                for model in self._models.tasks
                 for revision, served in model.revisions.items()
             ]
         )

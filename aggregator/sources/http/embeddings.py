@@ -15,7 +15,7 @@ from aggregator.errors import Code, shown
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.request.vector import EncodedRows, Vector
 from aggregator.scheduler.work_item import Task
-from aggregator.sources.calls.models import ServedModel, ServedModels
+from aggregator.sources.calls.models import ServedModels, ServedTask
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS
@@ -76,7 +76,7 @@ class Revisions:
 
     def of_tokenizer(self, tokenizer: str, name: str, task: Task) -> str:
         """The revision to pin so that ids are read by their own tokenizer; none where all revisions have it."""
-        model: ServedModel = self._models.find(name, task)
+        model: ServedTask = self._models.find(name, task)
         served = {revision: each.description.tokenizer_fingerprint for revision, each in model.revisions.items()}
         fits = [revision for revision, fingerprint in served.items() if fingerprint == tokenizer]
         if not fits and served:

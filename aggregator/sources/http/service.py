@@ -18,7 +18,7 @@ from aggregator.scheduler.work_item import Task
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, GenerationCall, call_of
 from aggregator.sources.calls.load import Room
-from aggregator.sources.calls.models import ServedModel, ServedModels, ServedRevision
+from aggregator.sources.calls.models import ServedModels, ServedRevision, ServedTask
 from aggregator.sources.http.calls import HttpCalls
 from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, failed_input, response, timing_headers
 from aggregator.sources.http.errors import FieldError, HttpError, described
@@ -284,7 +284,7 @@ class OpenAIService:
         raise ModelUnavailable(f"model {name} has no server now")
 
     def _list_models(self, exchange: Exchange) -> None:
-        exchange.answer(200, msgspec.json.encode({"object": "list", "data": listed(self._models)}), {})
+        exchange.answer(200, msgspec.json.encode({"object": "list", "data": listed(self._models.tasks)}), {})
 
     def _show_model(self, exchange: Exchange) -> None:
         name = exchange.path.removeprefix("/v1/models/")
@@ -307,7 +307,7 @@ def _takes_long(request: Request, *, as_base64: bool) -> bool:
     return is_large(request) or (as_floats and len(request.outcomes) * options.dimensions > _MANY_FLOATS)
 
 
-def listed(models: Iterable[ServedModel]) -> list[dict[str, Any]]:
+def listed(models: Iterable[ServedTask]) -> list[dict[str, Any]]:
     """Revisions of models in OpenAI's form, with vLLM's and our own fields; most clients look at `id` only.
 
     A revision that does both tasks comes once; `max_model_len` is its longest text of either.

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from aggregator.admission.models import CALLS_WAIT_S
+from aggregator.scheduler.work_item import Task
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_engine import FakeEngine
 from tests.support.listening import CURVE, DESCRIPTION, Listening, ask, listening, refused, retry_delay_s, slow_engine
@@ -113,12 +114,13 @@ async def test_memory_stays_flat_in_a_flood() -> None:
 
 async def test_a_model_that_has_long_been_unavailable_is_told_at_once() -> None:
     async with listening() as door:
-        [model] = door.models.configured
+        [model] = door.models
+        served = model.tasks[Task.EMBED]
         [model_revision] = door.models.in_service()
         [engine] = model_revision.engines.values()
         door.pipeline.leave(engine)
-        assert model.unavailable_since_s is not None
-        model.unavailable_since_s -= CALLS_WAIT_S
+        assert served.unavailable_since_s is not None
+        served.unavailable_since_s -= CALLS_WAIT_S
         assert retry_delay_s(await refused(door.stub.Embed(ask("rain")), grpc.StatusCode.UNAVAILABLE))
         answers = [
             answer async for answer in door.stub.EmbedStream(iter([pb.EmbedRequest(inputs=[pb.Input(text="a")])]))

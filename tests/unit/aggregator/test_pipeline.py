@@ -38,7 +38,7 @@ async def test_a_text_that_the_tokenizer_cannot_take_harms_only_itself() -> None
 @in_virtual_time
 async def test_requests_that_cannot_be_queued_for_a_reason_nobody_thought_of_are_each_completed_once() -> None:
     async with FakedPipeline(new_engine()).started() as faked:
-        faked.model.revisions["r1"].prompts = {}
+        faked.embeds.revisions["r1"].prompts = {}
         requests = [faked.request(text, source=KAFKA) for text in ("1", "2")]
         requests.append(faked.request("3", source=KAFKA, model="unknown"))
         faked.produce(*requests)
@@ -51,7 +51,7 @@ async def test_requests_that_cannot_be_queued_for_a_reason_nobody_thought_of_are
 @in_virtual_time
 async def test_a_text_that_takes_long_to_count_keeps_no_other_waiting() -> None:
     async with FakedPipeline(new_engine()).started() as faked:
-        faked.model.revisions["r1"].counting = SlowCounting(5.0, only_long=True)
+        faked.embeds.revisions["r1"].counting = SlowCounting(5.0, only_long=True)
         texts = ("1 " * 50_000, "2", "3")
         requests = [faked.request(text, source=KAFKA, truncate="TRUNCATE_END") for text in texts]
         faked.produce(requests[0], large=True)
@@ -69,7 +69,7 @@ async def test_a_text_that_takes_long_to_count_keeps_no_other_waiting() -> None:
 @in_virtual_time
 async def test_a_long_text_is_no_longer_counted_once_its_caller_has_gone() -> None:
     async with FakedPipeline(new_engine()).started() as faked:
-        faked.model.revisions["r1"].counting = counting = SlowCounting(5.0, only_long=True)
+        faked.embeds.revisions["r1"].counting = counting = SlowCounting(5.0, only_long=True)
         request = faked.request(*("x" * 8000,) * 20)
         faked.grpc.batcher.add(request)
         await asyncio.sleep(7)
@@ -88,7 +88,7 @@ async def test_a_long_text_is_no_longer_counted_once_its_caller_has_gone() -> No
 async def test_a_caller_that_goes_away_while_tokens_are_counted_leaves_each_other_its_own() -> None:
     async with FakedPipeline(new_engine(slowness=20.0)).started() as faked:
         await faked.occupy()
-        faked.model.revisions["r1"].counting = SlowCounting(1.0)
+        faked.embeds.revisions["r1"].counting = SlowCounting(1.0)
         gone, other = asyncio.create_task(faked.embed("100")), asyncio.create_task(faked.embed("200"))
         await asyncio.sleep(0.5)
         gone.cancel()

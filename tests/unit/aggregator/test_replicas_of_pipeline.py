@@ -201,7 +201,7 @@ async def test_a_request_whose_tokens_are_counted_while_another_revision_takes_o
     old = new_engine()
     new = new_engine(description=replace(DESCRIPTION, address="new:1", model_revision="r2"))
     async with FakedPipeline(old).started() as faked:
-        faked.model.revisions["r1"].counting = SlowCounting(1.0)
+        faked.embeds.revisions["r1"].counting = SlowCounting(1.0)
         call = asyncio.create_task(faked.embed("1", in_s=60))
         await asyncio.sleep(0.5)
         faked.members.join(new, FakeTokenizer())

@@ -9,7 +9,7 @@ from aggregator.admission.models import Model
 from aggregator.admission.pending import Pending
 from aggregator.request.request import Defaults, Request
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
-from aggregator.scheduler.work_item import Priority
+from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.wire.decode import parse
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import KAFKA, AnyOrigin, FakeSource
@@ -47,11 +47,12 @@ def test_tokens_are_those_of_what_is_pending_now() -> None:
 
 def test_a_model_is_full_for_every_class_once_what_is_pending_would_fill_it() -> None:
     model = Model("m", (), Admission(AdmissionPolicy(max_tokens=100)))
-    model.pending.append(request("x" * 399))
+    pending = model.tasks[Task.EMBED].pending
+    pending.append(request("x" * 399))
     assert model.full() == frozenset()
-    model.pending.append(request("y"))
+    pending.append(request("y"))
     assert model.full() == frozenset(Priority)
-    model.pending.take(lambda _: True)
+    pending.take(lambda _: True)
     assert model.full() == frozenset()
 
 

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from aggregator.admission.models import CALLS_WAIT_S, Canary, Model
+from aggregator.admission.models import CALLS_WAIT_S, Canary, ServedTask
 from aggregator.admission.routing import route_all
 from aggregator.errors import Code
 from tests.support.fake_source import KAFKA
@@ -44,8 +44,8 @@ def test_requests_are_grouped_by_who_serves_them_in_their_order() -> None:
         requests = [faked.request("1"), faked.request("2", source=KAFKA), faked.request("3", model="alias")]
         routed = route_all(requests, faked.pipeline.models, 0.0)
         [(served, (model, group))] = routed.groups.items()
-        assert (model, group, routed.refused, routed.expired) == (faked.model, requests, [], 0)
-        assert served is faked.model.revisions["r1"]
+        assert (model, group, routed.refused, routed.expired) == (faked.embeds, requests, [], 0)
+        assert served is faked.embeds.revisions["r1"]
 
     routing(check)
 
@@ -83,13 +83,13 @@ def test_who_gave_up_is_neither_routed_nor_told() -> None:
 def test_what_nobody_thought_of_harms_only_the_request_it_befell() -> None:
     def check(faked: FakedPipeline) -> None:
         record, call = faked.request("1", source=KAFKA, request_id="odd"), faked.request("2")
-        choose = Model.choose
+        choose = ServedTask.choose
 
-        def chosen(model: Model, revision: str, request_id: str) -> Any:
+        def chosen(served: ServedTask, revision: str, request_id: str) -> Any:
             assert request_id != "odd"
-            return choose(model, revision, request_id)
+            return choose(served, revision, request_id)
 
-        with patch.object(Model, "choose", chosen):
+        with patch.object(ServedTask, "choose", chosen):
             routed = route_all([record, call], faked.pipeline.models, 0.0)
         assert (routed.refused, record.code) == ([record], Code.INTERNAL)
         assert [group for _, group in routed.groups.values()] == [[call]]
@@ -100,12 +100,12 @@ def test_what_nobody_thought_of_harms_only_the_request_it_befell() -> None:
 @in_virtual_time
 async def test_records_wait_for_a_first_server_of_their_model_and_calls_for_a_minute() -> None:
     faked = FakedPipeline()
-    faked.model.unavailable_since_s = 0.0
+    faked.embeds.unavailable_since_s = 0.0
     record, early, late = faked.request("1", source=KAFKA), faked.request("2"), faked.request("3")
     assert not route_all([record, early], faked.pipeline.models, CALLS_WAIT_S - 0.1).refused
     routed = route_all([late], faked.pipeline.models, CALLS_WAIT_S)
     assert (routed.refused, late.code, len(routed.groups)) == ([late], Code.UNAVAILABLE, 0)
-    assert list(faked.model.pending) == [record, early]
+    assert list(faked.embeds.pending) == [record, early]
 
 
 def on_trial(share: float, *revisions: str) -> tuple[FakedPipeline, list[str]]:
@@ -158,7 +158,7 @@ async def test_of_the_revisions_that_are_not_on_trial_the_one_with_most_servers_
 async def test_a_canary_whose_servers_are_gone_hands_its_requests_on() -> None:
     faked, served = on_trial(1.0, "r1", "r2")
     assert set(served) == {"r2"}
-    (gone,) = faked.model.revisions["r2"].engines.values()
+    (gone,) = faked.embeds.revisions["r2"].engines.values()
     faked.pipeline.models.leave(gone)
     request = faked.request("1")
     routed = route_all([request], faked.pipeline.models, 0.0)

@@ -155,7 +155,7 @@ async def test_entries_of_a_stream_that_wait_are_reported_with_the_mean_length_o
 async def test_servers_of_both_tasks_are_reported_once_and_their_memory_by_the_recent_share_of_texts() -> None:
     async with faked_of(server("s:1"), server("s:2")) as faked:
         await generated(faked)
-        (replicas,) = (each.dispatcher.replicas for each in faked.model.revisions.values())
+        (replicas,) = (each.dispatcher.replicas for each in faked.embeds.revisions.values())
         (texts,) = faked.pipeline.models.find(MODEL, Task.GENERATE).revisions.values()
         told = report(faked).models[0]
         budgets = {name: replica.pod_step()[0] for name, replica in replicas.items()}

@@ -23,6 +23,7 @@ from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.replica import ReplicaPolicy
 from aggregator.scheduler.required_replicas import DRAIN_S, UTILISATION
+from aggregator.scheduler.work_item import Task
 from tests.support.fake_source import KAFKA
 from tests.support.fake_tokenizer import FakeTokenizer
 from tests.support.faked_pipeline import CURVE, DESCRIPTION, MODEL, FakeCounting, FakedPipeline, new_engine
@@ -160,7 +161,7 @@ def revision_that_generates() -> tuple[Model, GeneratingReplica]:
     replica = GeneratingReplica("a", None, 500, ReplicaPolicy(), kv_tokens=4096, max_sequences=8)
     revision.dispatcher.replicas["a"] = replica
     model = Model("m", (), admission)
-    model.revisions["r"] = revision
+    model.tasks[Task.GENERATE].revisions["r"] = revision
     admission.charge(100, refusable=True)
     return model, replica
 
