@@ -1,0 +1,1 @@
+"""Generated from ranking's .proto files."""

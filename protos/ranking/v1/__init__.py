@@ -1,0 +1,1 @@
+"""Generated from v1's .proto files."""
