@@ -37,9 +37,9 @@ from aggregator.sources.calls.calls import CallSource, Served
 from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.grpc.listener import GrpcSource
 from aggregator.sources.http.listener import HttpSource
-from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.connection import check as check_kafka
 from aggregator.sources.kafka.consumer import KafkaConsumer
+from aggregator.sources.kafka.offsets import InFlightRecord
 from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.sources.kafka.source import KafkaSource
 from aggregator.sources.redis.connection import connect as connect_redis

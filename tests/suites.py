@@ -154,7 +154,7 @@ def _marked(name: str, expression: str, *needs: Need) -> Suite:
 PURE = (
     "aggregator.scheduler",
     "aggregator.admission.quotas",
-    "aggregator.sources.kafka.committed_offset",
+    "aggregator.sources.kafka.offsets",
     "modelserver.profile.saturation",
     "protos.modelserver.v1.curve",
 )

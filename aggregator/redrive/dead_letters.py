@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
-from aggregator.sources.kafka.records import REDRIVES, Header, Record
+from aggregator.sources.kafka.decode import REDRIVES
+from aggregator.sources.kafka.offsets import Header, Record
 
 _PREFIX = "dlt-"
 _MOST_DIGITS = 9

@@ -17,7 +17,7 @@ from aiokafka.errors import KafkaError
 from aggregator.redrive.dead_letters import Obstacle, Offsets, PutBack, Wanted, error_code, put_back
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import client_options, topics_seen
-from aggregator.sources.kafka.records import Record
+from aggregator.sources.kafka.offsets import Record
 
 _MOST_AT_ONCE = 500
 _POLL_MS = 200

@@ -8,8 +8,8 @@ import contextlib
 import pytest
 from aiokafka import errors as kafka_errors
 
-from aggregator.sources.kafka.committed_offset import InFlightRecord
-from aggregator.sources.kafka.records import OutgoingRecord
+from aggregator.sources.kafka.offsets import InFlightRecord
+from aggregator.sources.kafka.outgoing import OutgoingRecord
 from tests.support.kafka_clusters import Cluster, complete, produce, reading, records_of, send_all, until_committed
 from tests.support.until import until
 

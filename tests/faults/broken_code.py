@@ -36,7 +36,7 @@ class Build:
 
 COMMITS_WHAT_WAS_ONLY_READ = Build(
     "commits-what-was-only-read",
-    "aggregator/sources/kafka/committed_offset.py",
+    "aggregator/sources/kafka/offsets.py",
     "        self._end = offset + 1\n        return in_flight\n",
     "        self._end = offset + 1\n        self.complete(in_flight)\n        return in_flight\n",
 )
@@ -51,7 +51,7 @@ DROPS_ITS_WORK_WHEN_REVOKED = Build(
 )
 ACKNOWLEDGES_BEFORE_THE_BROKER = Build(
     "acknowledges-before-the-broker",
-    "aggregator/sources/kafka/outcomes.py",
+    "aggregator/sources/kafka/replies.py",
     "                async for delivered in self.producer.send(replies):\n",
     "                for request in live:\n"
     "                    record_of(request).committed_offset.complete(record_of(request))\n"

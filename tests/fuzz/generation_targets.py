@@ -13,8 +13,8 @@ from aggregator.observability.costs import Costs
 from aggregator.replicas.generate_call import GenerateCall
 from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
-from aggregator.sources.kafka.codec import Refused, decode, intakes
-from aggregator.sources.kafka.outcomes import encode_refusal, encode_replies
+from aggregator.sources.kafka.decode import Refused, decode, intakes
+from aggregator.sources.kafka.replies import encode_refusal, encode_replies
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.generation.v1 import generation_pb2 as pb
 from protos.generation.v1.generation_pb2 import TokenLogprobs

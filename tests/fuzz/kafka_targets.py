@@ -13,9 +13,8 @@ from aggregator.errors import Code, RequestError
 from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka import faults as kafka_faults
-from aggregator.sources.kafka.codec import Refused, decode, intakes
-from aggregator.sources.kafka.dead_letters import DeadLetter
-from aggregator.sources.kafka.outcomes import encode_refusal, encode_replies
+from aggregator.sources.kafka.decode import Refused, decode, intakes
+from aggregator.sources.kafka.replies import DeadLetter, encode_refusal, encode_replies
 from tests.fuzz.target import Cut, Target
 from tests.support.fake_source import KAFKA
 from tests.support.records import in_flight_of

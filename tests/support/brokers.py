@@ -13,7 +13,7 @@ from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Source
 from aggregator.settings.aggregator import TopicSettings
 from aggregator.settings.redis import RedisClientSettings, RedisSettings, StreamSettings
-from aggregator.sources.kafka.records import OutgoingRecord
+from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.source import KafkaSource
 from aggregator.sources.redis.connection import connect, disconnect, prepare_streams
 from aggregator.sources.redis.source import RedisSource

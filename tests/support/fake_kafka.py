@@ -13,12 +13,14 @@ from typing import Any
 from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 from aiokafka.partitioner import murmur2
+from typing_extensions import override
 
 from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.consumer import KafkaConsumer
-from aggregator.sources.kafka.records import Delivered, OutgoingRecord, Record
+from aggregator.sources.kafka.offsets import InFlightRecord, Record
+from aggregator.sources.kafka.outgoing import Delivered, OutgoingRecord
+from aggregator.sources.kafka.producer import KafkaProducer
 from k8s.process.metrics_buffer import MetricsBuffer
 from tests.support.records import FakeRecord
 
@@ -366,17 +368,19 @@ class FakeMember:
             self.kafka.time_out(self)
 
 
-class FakeProducer:
-    """A Producer; `acknowledged` is what it heard of, by topic and key."""
+class FakeProducer(KafkaProducer):
+    """The producer of a FakeKafka; `acknowledged` is what it heard of, by topic and key."""
 
     def __init__(self, kafka: FakeKafka) -> None:
         self.acknowledged: set[tuple[str, bytes]] = set()
         self._kafka = kafka
         self._closed = False
 
+    @override
     async def start(self) -> None:
         """Nothing to do."""
 
+    @override
     async def send(self, records: Sequence[OutgoingRecord]) -> AsyncIterator[Delivered]:
         """Write each record, or say why not; waits for partitions without a leader. Raises ProducerClosed."""
         left: Sequence[int] = range(len(records))
@@ -389,6 +393,7 @@ class FakeProducer:
             if left:
                 await asyncio.sleep(_NO_LEADER_S)
 
+    @override
     async def close(self, timeout_s: float) -> None:
         """Send no more; what is under way may still arrive."""
         del timeout_s

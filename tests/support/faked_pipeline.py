@@ -24,7 +24,7 @@ from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.calls.calls import Call, CallBatcher, call_of
 from aggregator.sources.calls.load import Limits, Load
-from aggregator.sources.kafka.committed_offset import CommittedOffset, InFlightRecord
+from aggregator.sources.kafka.offsets import CommittedOffset, InFlightRecord
 from aggregator.sources.wire.decode import parse
 from aggregator.tokenizers.tokenizer import TokenBatch, Tokenizer
 from k8s.process.metrics_buffer import MetricsBuffer

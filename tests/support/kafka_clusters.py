@@ -14,10 +14,10 @@ from aiokafka.errors import GroupCoordinatorNotAvailableError
 
 from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import ClientSettings, KafkaSettings, TopicSettings
-from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.consumer import KafkaConsumer
+from aggregator.sources.kafka.offsets import InFlightRecord, Record
+from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer
-from aggregator.sources.kafka.records import OutgoingRecord, Producer, Record
 from k8s.process.metrics_buffer import MetricsBuffer
 from tests.support.fake_kafka import FakeKafka, FakeProducer
 from tests.support.kafka_client import connected_admin, make_topics
@@ -30,7 +30,7 @@ class Cluster(Protocol):
 
     def settings(self, *topics: str, **changes: Any) -> KafkaSettings: ...
     def consumer(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Metrics) -> KafkaConsumer: ...
-    def producer(self, settings: KafkaSettings) -> Producer: ...
+    def producer(self, settings: KafkaSettings) -> KafkaProducer: ...
     async def create_topic(self, partitions: int = 1, **configuration: str) -> str: ...
     async def read(self, topic: str) -> Sequence[Record]: ...
     async def committed(self, topic: str) -> Mapping[int, int]: ...
@@ -60,7 +60,7 @@ class FakeCluster:
     def consumer(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Metrics) -> KafkaConsumer:
         return self.kafka.consumer(settings, on_fenced, counts=counts)
 
-    def producer(self, settings: KafkaSettings) -> Producer:
+    def producer(self, settings: KafkaSettings) -> KafkaProducer:
         del settings
         return FakeProducer(self.kafka)
 
@@ -97,7 +97,7 @@ class RealCluster:
     def consumer(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Metrics) -> KafkaConsumer:
         return KafkaConsumer(settings, on_fenced, counts)
 
-    def producer(self, settings: KafkaSettings) -> Producer:
+    def producer(self, settings: KafkaSettings) -> KafkaProducer:
         return KafkaProducer(settings)
 
     async def create_topic(self, partitions: int = 1, **configuration: str) -> str:
@@ -143,7 +143,7 @@ def records_of(topic: str, count: int, *, partition: int | None = None, start: i
     return [OutgoingRecord(topic, partition, b"key-%d" % each, b"%d" % each, [("n", b"%d" % each)]) for each in numbers]
 
 
-async def send_all(producer: Producer, records: Sequence[OutgoingRecord]) -> list[Exception | None]:
+async def send_all(producer: KafkaProducer, records: Sequence[OutgoingRecord]) -> list[Exception | None]:
     """The delivery result of each record, once all are there; each comes once."""
     results: dict[int, Exception | None] = {}
     async for delivered in producer.send(records):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aggregator.sources.kafka.committed_offset import CommittedOffset, InFlightRecord
+from aggregator.sources.kafka.offsets import CommittedOffset, InFlightRecord
 
 
 @dataclass(slots=True)

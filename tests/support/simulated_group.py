@@ -12,7 +12,7 @@ from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import ClientSettings, KafkaSettings, TopicSettings
-from aggregator.sources.kafka.codec import record_of
+from aggregator.sources.kafka.decode import record_of
 from aggregator.sources.kafka.source import KafkaSource
 from k8s.process.metrics_buffer import MetricsBuffer
 from tests.support.fake_kafka import SESSION_S, Commit, FakeKafka, FakeMember, FakeProducer, Words

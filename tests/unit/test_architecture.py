@@ -9,7 +9,7 @@ import pytest
 from aiokafka import TopicPartition
 
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
-from aggregator.sources.kafka.records import OutgoingRecord
+from aggregator.sources.kafka.outgoing import OutgoingRecord
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.architecture_page import ROOT, entered, listed, types
 from tests.support.faked_pipeline import MODEL, FakedPipeline, new_engine

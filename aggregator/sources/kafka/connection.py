@@ -19,11 +19,14 @@ from aiokafka.conn import collect_hosts, create_conn
 from typing_extensions import override
 
 from aggregator.settings.aggregator import KafkaSettings, SaslSettings
+from aggregator.sources.kafka.offsets import Partition
 from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX
 from k8s.process.addresses import split_servers
 from k8s.process.errors import StartError
 
+_LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5
+_LOOK_EVERY_S, _LOOK_TIMEOUT_S = 5.0, 1.0
 _ASK_MS = 5000
 _DEAD_LETTER_MARGIN_BYTES = 64 * 1024
 _REFUSED = (
@@ -263,3 +266,40 @@ async def _max_message_bytes(admin: AIOKafkaAdminClient, names: Sequence[str]) -
             for _, value, *_ in entries:
                 found[name] = int(value)
     return found
+
+
+class TopicWatch:
+    """`missing` topics are not there, or forbidden to this client; `subscribed` are those to subscribe to.
+
+    While aiokafka has a partition of a topic that was deleted, it asks for metadata without a pause.
+    """
+
+    def __init__(self, client: Any, topics: Sequence[str]) -> None:
+        self.subscribed = self._topics = topics
+        self.missing: Sequence[str] = []
+        self._client = client
+        self._next_s = 0.0
+
+    async def look(self, partitions: Mapping[TopicPartition, Partition], now_s: float) -> bool:
+        """Update the log ends every few seconds; returns whether to subscribe again."""
+        gone = not all(self._client.partitions_for_topic(name) for name in self.subscribed)
+        if not gone and now_s < self._next_s:
+            return False
+        self._next_s = now_s + _LOOK_EVERY_S
+        before = self.missing
+        with contextlib.suppress(kafka_errors.KafkaError, TimeoutError):
+            async with asyncio.timeout(_LOOK_TIMEOUT_S):
+                if gone or self.missing:
+                    self._found(await self._client.topics())
+                if self.missing == before:  # fetches report only the ends of partitions that are read
+                    for tp, end in (await self._client.end_offsets(list(partitions))).items():
+                        partitions[tp].log_end = max(partitions[tp].log_end, end)
+        return self.missing != before
+
+    def _found(self, visible: set[str]) -> None:
+        missing = [name for name in self._topics if name not in visible]
+        if missing != self.missing:
+            says = "topics are missing or forbidden" if missing else "all topics are there"
+            _LOG.error(says, extra={"topics": missing})
+        self.missing = missing
+        self.subscribed = [name for name in self._topics if name in visible] or self._topics

@@ -24,11 +24,9 @@ from aggregator.sources.kafka.aiokafka_internals import (
     space_metadata_updates,
     stray_cancellation_as_error,
 )
-from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.connection import client_options, committed_offsets
-from aggregator.sources.kafka.faults import OnFenced
 from aggregator.sources.kafka.member import REJOIN_MARGIN_S, LookUp, Member
-from aggregator.sources.kafka.partition import Partition
+from aggregator.sources.kafka.offsets import InFlightRecord, OnFenced, Partition
 
 _LOG = logging.getLogger(__name__)
 

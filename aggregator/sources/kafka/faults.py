@@ -21,9 +21,7 @@ from aiokafka.record.util import decode_varint
 from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.aiokafka_internals import AbortedTransaction, raw_batches
-from aggregator.sources.kafka.committed_offset import InFlightRecord
-from aggregator.sources.kafka.partition import Fault, Partition
-from aggregator.sources.kafka.records import Header, RawRecord
+from aggregator.sources.kafka.offsets import Fault, Header, InFlightRecord, Partition, RawRecord
 
 _LOG = logging.getLogger(__name__)
 _BLOCKED_S = 10.0

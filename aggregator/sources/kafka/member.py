@@ -18,21 +18,20 @@ from typing_extensions import override
 from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.aiokafka_internals import stray_cancellation_as_error
-from aggregator.sources.kafka.commits import Commits
-from aggregator.sources.kafka.committed_offset import InFlightRecord
-from aggregator.sources.kafka.faults import FaultHandler, OnFenced
-from aggregator.sources.kafka.partition import Fault, Partition
+from aggregator.sources.kafka.connection import TopicWatch
+from aggregator.sources.kafka.faults import FaultHandler
+from aggregator.sources.kafka.offsets import Fault, InFlightRecord, OnFenced, Partition
 
 _LOG = logging.getLogger(__name__)
 
 REJOIN_MARGIN_S = 10.0
 _POLL_S = 0.05
+_COMMIT_TIMEOUT_S = 5.0
 _ASK_S = 5.0
 _RETRY_S = 1.0
 _BLOCKED_S = 10.0
 _LEADER_S = 1.0
 _PLACE_AGAIN_S = 0.5
-_LOOK_EVERY_S, _LOOK_TIMEOUT_S = 5.0, 1.0
 _NO_PARTITION = TopicPartition("", -1)
 LookUp = Callable[[KafkaSettings, Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, int]]]
 """The group's committed offset of each partition, -1 if it has none. Raises KafkaError."""
@@ -311,38 +310,69 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
             self.client.subscribe(self._topics.subscribed, listener=self)
 
 
-class TopicWatch:
-    """`missing` topics are not there, or forbidden to this client; `subscribed` are those to subscribe to.
+class Commits:
+    """Sends one request at a time.
 
-    While aiokafka has a partition of a topic that was deleted, it asks for metadata without a pause.
+    `removed`: the group went on without this member. `confirmed_s`: when it last counted this member in.
     """
 
-    def __init__(self, client: Any, topics: Sequence[str]) -> None:
-        self.subscribed = self._topics = topics
-        self.missing: Sequence[str] = []
+    def __init__(self, client: Any, metrics: Metrics) -> None:
+        self.removed = False
+        self.confirmed_s = asyncio.get_running_loop().time()
         self._client = client
-        self._next_s = 0.0
+        self._metrics = metrics
+        self._sending = asyncio.Lock()
+        self._failing = False
 
-    async def look(self, partitions: Mapping[TopicPartition, Partition], now_s: float) -> bool:
-        """Update the log ends every few seconds; returns whether to subscribe again."""
-        gone = not all(self._client.partitions_for_topic(name) for name in self.subscribed)
-        if not gone and now_s < self._next_s:
-            return False
-        self._next_s = now_s + _LOOK_EVERY_S
-        before = self.missing
+    def joined(self) -> None:
+        self.removed = False
+        self.confirmed_s = asyncio.get_running_loop().time()
+
+    async def commit(self, partitions: Mapping[TopicPartition, Partition], *, all_positions: bool = False) -> bool:
+        """Commit every position that moved, or all; True if the group has them.
+
+        Each topic's offsets go by themselves, so that those of a deleted topic hold no other's.
+        """
+        async with self._sending:
+            if self.removed:
+                return False
+            sent = {tp: each for tp, each in partitions.items() if all_positions or each.moved}
+            topics: dict[str, dict[TopicPartition, int]] = {}
+            for tp, partition in sent.items():
+                if self._client.partitions_for_topic(tp.topic):  # aiokafka would try those of a missing one without end
+                    topics.setdefault(tp.topic, {})[tp] = partition.committed_offset.position
+            errors = {error for offsets in topics.values() if (error := await self._send(sent, offsets))}
+            if errors:
+                self._metrics.commit_failures.add(len(errors))
+            if bool(errors) != self._failing and topics:
+                self._failing = bool(errors)
+                says = "could not commit" if errors else "commits succeed again"
+                _LOG.warning(says, extra={"errors": sorted(errors)})
+            return not errors
+
+    async def _send(self, sent: Mapping[TopicPartition, Partition], offsets: Mapping[TopicPartition, int]) -> str:
+        """Why the group does not have these offsets; empty if it has."""
+        try:
+            async with asyncio.timeout(_COMMIT_TIMEOUT_S):
+                await self._client.commit(offsets)
+        except (kafka_errors.KafkaError, TimeoutError) as error:
+            cause = error.__cause__ if isinstance(error, kafka_errors.CommitFailedError) else None
+            self.removed |= cause is not None and not isinstance(cause, kafka_errors.RebalanceInProgressError)
+            return repr(cause or error)
+        for tp, offset in offsets.items():
+            sent[tp].committed = offset
+        self._confirm()
+        return ""
+
+    async def probe(self, partitions: Mapping[TopicPartition, Partition], topic: str) -> None:
+        """Commit again the offsets that the group has; without partitions, ask for a committed offset."""
+        if partitions:
+            await self.commit(partitions, all_positions=True)
+            return
         with contextlib.suppress(kafka_errors.KafkaError, TimeoutError):
-            async with asyncio.timeout(_LOOK_TIMEOUT_S):
-                if gone or self.missing:
-                    self._found(await self._client.topics())
-                if self.missing == before:  # fetches report only the ends of partitions that are read
-                    for tp, end in (await self._client.end_offsets(list(partitions))).items():
-                        partitions[tp].log_end = max(partitions[tp].log_end, end)
-        return self.missing != before
+            async with asyncio.timeout(_COMMIT_TIMEOUT_S):
+                await self._client.committed(TopicPartition(topic, 0))
+                self._confirm()
 
-    def _found(self, visible: set[str]) -> None:
-        missing = [name for name in self._topics if name not in visible]
-        if missing != self.missing:
-            says = "topics are missing or forbidden" if missing else "all topics are there"
-            _LOG.error(says, extra={"topics": missing})
-        self.missing = missing
-        self.subscribed = [name for name in self._topics if name in visible] or self._topics
+    def _confirm(self) -> None:
+        self.confirmed_s = max(self.confirmed_s, asyncio.get_running_loop().time())

@@ -21,8 +21,7 @@ from aiokafka import errors as kafka_errors
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.aiokafka_internals import abandon_producer, space_metadata_updates
 from aggregator.sources.kafka.connection import client_options, topic_partitions
-from aggregator.sources.kafka.partitioner import BATCH_BYTES, size_bytes, spread
-from aggregator.sources.kafka.records import Delivered, DeliveryResult, OutgoingRecord
+from aggregator.sources.kafka.outgoing import BATCH_BYTES, Delivered, DeliveryResult, OutgoingRecord, size_bytes, spread
 
 _LOG = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ def new_client(settings: KafkaSettings) -> Any:
 
 
 class KafkaProducer:
-    """The `Producer` of replies and dead letters."""
+    """Writes replies, deltas and dead letters."""
 
     def __init__(self, settings: KafkaSettings, client: Callable[[KafkaSettings], Any] = new_client) -> None:
         self._writer = Writer(settings, client)
@@ -75,9 +74,16 @@ class KafkaProducer:
         self._closed = False
 
     async def start(self) -> None:
+        """Connect; waits for a broker without limit. Raises StartError for security files that cannot be read."""
         await self._writer.connect()
 
     async def send(self, records: Sequence[OutgoingRecord]) -> AsyncIterator[Delivered]:
+        """Send, and yield the delivery results as they come: a partition without a leader delays no other.
+
+        An exception is final for its record: UnknownTopicOrPartitionError, TopicAuthorizationFailedError,
+        InvalidTopicError, MessageSizeTooLargeError and similar ones of aiokafka.errors. Other errors are retried.
+        Raises ProducerClosed if closed before every record has its result: the outcome of the others is unknown.
+        """
         if self._closed:
             raise kafka_errors.ProducerClosed
         by_topic: dict[str, list[int]] = {}
@@ -119,6 +125,7 @@ class KafkaProducer:
         return ()
 
     async def close(self, timeout_s: float) -> None:
+        """Wait for unacknowledged records, at most this long, then disconnect; what waits fails with ProducerClosed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()

@@ -14,15 +14,21 @@ from aggregator.observability.tracing import Tracing
 from aggregator.request.request import KAFKA, Backlog, Receive, Request, Source
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.codec import decode_all, decode_large, intakes, record_of
-from aggregator.sources.kafka.committed_offset import InFlightRecord
 from aggregator.sources.kafka.connection import prepare_topics
 from aggregator.sources.kafka.consumer import KafkaConsumer
-from aggregator.sources.kafka.dead_letters import DeadLetters
-from aggregator.sources.kafka.deltas import Deltas
-from aggregator.sources.kafka.large_records import LARGE_BYTES, Fetched, LargeRecords, size_bytes
-from aggregator.sources.kafka.outcomes import Outcomes
-from aggregator.sources.kafka.records import Producer
+from aggregator.sources.kafka.decode import (
+    LARGE_BYTES,
+    Fetched,
+    LargeRecords,
+    decode_all,
+    decode_large,
+    intakes,
+    record_of,
+    size_bytes,
+)
+from aggregator.sources.kafka.offsets import InFlightRecord
+from aggregator.sources.kafka.producer import KafkaProducer
+from aggregator.sources.kafka.replies import DeadLetters, Deltas, Outcomes
 
 _CLOCKS_AGREE_S = 5.0  # with NTP clocks differ by milliseconds; a record further in the future is by a wrong clock
 
@@ -41,7 +47,7 @@ class KafkaSource(Source):
         settings: KafkaSettings,
         default_model: str,
         consumer: KafkaConsumer,
-        producer: Producer,
+        producer: KafkaProducer,
         *,
         trusts_tenant: bool = True,
         known: Callable[[str], bool] = lambda _: True,

@@ -14,8 +14,8 @@ from aiokafka import errors as kafka_errors
 from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.group import HeartbeatRequest
 
+from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer
-from aggregator.sources.kafka.records import OutgoingRecord
 from tests.support.kafka_clusters import RealCluster, complete, produce, reading, records_of, send_all, until_committed
 from tests.support.until import until
 

@@ -12,7 +12,7 @@ from unittest.mock import AsyncMock, patch
 import pytest
 from aiokafka.admin import NewPartitions
 
-from aggregator.sources.kafka.committed_offset import InFlightRecord
+from aggregator.sources.kafka.offsets import InFlightRecord
 from tests.support.kafka_clusters import Reading, RealCluster, complete, produce, reading, records_of, until_committed
 from tests.support.until import until
 

@@ -16,8 +16,8 @@ from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Failure
+from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer, Writer
-from aggregator.sources.kafka.records import OutgoingRecord
 from aggregator.sources.kafka.source import KafkaSource
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.embedding.v1 import embedding_pb2 as pb

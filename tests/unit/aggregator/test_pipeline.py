@@ -8,7 +8,7 @@ import gc
 from aggregator.errors import Code
 from aggregator.request.request import request_of
 from aggregator.scheduler.work_item import Query
-from aggregator.sources.kafka.codec import record_of
+from aggregator.sources.kafka.decode import record_of
 from tests.support.fake_source import KAFKA
 from tests.support.faked_pipeline import FakedPipeline, SlowCounting, new_engine, vectors
 from tests.support.virtual_time import in_virtual_time

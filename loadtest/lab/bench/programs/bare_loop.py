@@ -21,7 +21,7 @@ import numpy as np
 import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
-from aggregator.sources.kafka.partitioner import partitions_by_key
+from aggregator.sources.kafka.outgoing import partitions_by_key
 from aggregator.tokenizers.fast_tokenizer import FastTokenizer
 from loadtest.lab.bench.setting import PARTITIONS
 from loadtest.stack.instant_modelserver import DIMENSIONS, MESSAGE_LIMITS, MODEL, tokenizer_folder

@@ -10,7 +10,7 @@ from aggregator.__main__ import main
 from aggregator.errors import Code
 from aggregator.redrive.command import moment
 from aggregator.redrive.dead_letters import Obstacle, PutBack, Wanted, put_back
-from aggregator.sources.kafka.dead_letters import DeadLetter
+from aggregator.sources.kafka.replies import DeadLetter
 from tests.support.records import FakeRecord, in_flight_of
 
 SENT = [("content-type", b"text/plain"), ("kafka_correlationId", b"\xff"), ("dlt", b"not ours")]

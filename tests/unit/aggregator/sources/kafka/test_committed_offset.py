@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from typing_extensions import override
 
-from aggregator.sources.kafka.committed_offset import CommittedOffset, InFlightRecord
+from aggregator.sources.kafka.offsets import CommittedOffset, InFlightRecord
 from tests.support.records import record_at
 
 

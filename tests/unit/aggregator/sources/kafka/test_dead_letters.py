@@ -10,15 +10,16 @@ from typing_extensions import override
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.committed_offset import CommittedOffset
-from aggregator.sources.kafka.dead_letters import DeadLetter, DeadLetters
-from aggregator.sources.kafka.records import Delivered, OutgoingRecord, Producer
+from aggregator.sources.kafka.offsets import CommittedOffset
+from aggregator.sources.kafka.outgoing import Delivered, OutgoingRecord
+from aggregator.sources.kafka.producer import KafkaProducer
+from aggregator.sources.kafka.replies import DeadLetter, DeadLetters
 from k8s.process.metrics_buffer import MetricsBuffer
 from tests.support.records import FakeRecord
 from tests.support.virtual_time import in_virtual_time
 
 
-class NeverStarted(Producer):
+class NeverStarted(KafkaProducer):
     """A producer that only sends."""
 
     @override

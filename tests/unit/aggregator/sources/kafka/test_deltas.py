@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from aggregator.request.request import Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
-from aggregator.sources.kafka.records import OutgoingRecord
+from aggregator.sources.kafka.outgoing import OutgoingRecord
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_source import reply_all, text_of
 from tests.support.fake_tokenizer import Letters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aggregator.sources.kafka.large_records import Fetched, LargeRecords, size_bytes
+from aggregator.sources.kafka.decode import Fetched, LargeRecords, size_bytes
 from tests.support.records import in_flight_of
 
 MIB = 1024 * 1024

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from aiokafka import TopicPartition
 
-from aggregator.sources.kafka.committed_offset import CommittedOffset, InFlightRecord
-from aggregator.sources.kafka.partition import Partition
+from aggregator.sources.kafka.offsets import CommittedOffset, InFlightRecord, Partition
 from tests.support.records import record_at
 
 

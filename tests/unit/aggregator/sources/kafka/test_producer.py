@@ -13,9 +13,8 @@ from aiokafka import errors as kafka_errors
 
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka import producer as kafka_producer
-from aggregator.sources.kafka.partitioner import BATCH_BYTES
+from aggregator.sources.kafka.outgoing import BATCH_BYTES, DeliveryResult, OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer, new_client
-from aggregator.sources.kafka.records import DeliveryResult, OutgoingRecord
 from tests.support.virtual_time import in_virtual_time, run
 
 _WRITE_S = 1.0

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from aggregator.errors import Code, InvalidRequest, Undecodable
 from aggregator.request.request import Failure, Options, Outcome, Request
 from aggregator.request.vector import CompletedBatch, Vector
-from aggregator.sources.kafka.codec import Refused, record_of, reply_id
-from aggregator.sources.kafka.dead_letters import DeadLetter
-from aggregator.sources.kafka.outcomes import encode_refusal, encode_replies
-from aggregator.sources.kafka.records import Header, OutgoingRecord, ReplyRoute
+from aggregator.sources.kafka.decode import Refused, record_of, reply_id
+from aggregator.sources.kafka.offsets import Header, ReplyRoute
+from aggregator.sources.kafka.outgoing import OutgoingRecord
+from aggregator.sources.kafka.replies import DeadLetter, encode_refusal, encode_replies
 from aggregator.sources.wire.encode import response
 from aggregator.sources.wire.values import JSON, PROTOBUF
 from protos.embedding.v1 import embedding_pb2 as pb

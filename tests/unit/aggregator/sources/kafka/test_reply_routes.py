@@ -10,8 +10,8 @@ import pytest
 from aggregator.errors import InvalidRequest, NotPermitted
 from aggregator.request.request import Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
-from aggregator.sources.kafka.codec import Intake, Refused, decode, intakes, record_of
-from aggregator.sources.kafka.records import Header, ReplyRoute
+from aggregator.sources.kafka.decode import Intake, Refused, decode, intakes, record_of
+from aggregator.sources.kafka.offsets import Header, ReplyRoute
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import KAFKA
 from tests.support.records import in_flight_of

@@ -16,8 +16,8 @@ from aggregator.admission.routing import route_all
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
-from aggregator.sources.kafka.codec import record_of
-from aggregator.sources.kafka.records import OutgoingRecord
+from aggregator.sources.kafka.decode import record_of
+from aggregator.sources.kafka.outgoing import OutgoingRecord
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import reply_all
 from tests.support.faked_pipeline import FakedPipeline, new_engine

@@ -16,11 +16,18 @@ from aggregator.errors import InvalidRequest, Undecodable
 from aggregator.request.request import Failure, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
-from aggregator.sources.kafka import codec as kafka_codec
-from aggregator.sources.kafka.codec import Intake, Refused, decode, decode_all, decode_large, intakes, record_of
-from aggregator.sources.kafka.committed_offset import InFlightRecord
-from aggregator.sources.kafka.large_records import Fetched
-from aggregator.sources.kafka.records import Header
+from aggregator.sources.kafka import decode as kafka_decode
+from aggregator.sources.kafka.decode import (
+    Fetched,
+    Intake,
+    Refused,
+    decode,
+    decode_all,
+    decode_large,
+    intakes,
+    record_of,
+)
+from aggregator.sources.kafka.offsets import Header, InFlightRecord
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest
 from tests.support.fake_source import KAFKA
@@ -227,7 +234,7 @@ async def test_large_records_are_read_beside_the_event_loop_and_in_their_order(
         threads.append(threading.current_thread())
         return decode(in_flight, *arguments, **named)
 
-    monkeypatch.setattr(kafka_codec, "decode", noted)
+    monkeypatch.setattr(kafka_decode, "decode", noted)
     long = {"requestId": "long", "inputs": [{"tokenIds": {"ids": list(range(50_000))}}]}
     plain = pb.EmbedRequest(request_id="protobuf", inputs=[pb.Input(text="a" * 50_000)])
     json_type = ("content-type", b"Application/JSON")
@@ -254,7 +261,7 @@ async def test_what_nobody_thought_of_is_named_by_its_kind_and_place_only(
     def broken(*_: Any, **__: Any) -> Request | Refused:
         raise ZeroDivisionError("the text of a query")
 
-    monkeypatch.setattr(kafka_codec, "decode", broken)
+    monkeypatch.setattr(kafka_decode, "decode", broken)
     in_flight = in_flight_of(QUESTION.SerializeToString(), partition=5, offset=17)
     _, [kept] = await decode_all([in_flight], topics(), received_s=RECEIVED_S, wall_s=WALL_S)
     assert (kept.in_flight, kept.request_id, kept.route, kept.dead_letter) == (in_flight, "", None, True)

@@ -1,15 +1,16 @@
-"""Spread records over partitions, by key as Kafka's Java client does, in shares that fit a batch."""
+"""Records to write, spread over partitions by key as Kafka's Java client does, in shares that fit a batch."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from aiokafka.partitioner import murmur2
 
-from aggregator.sources.kafka.records import OutgoingRecord
+from aggregator.sources.kafka.offsets import Header
 
 BATCH_BYTES = 256 * 1024
 _RECORD_OVERHEAD_BYTES = 100
@@ -18,6 +19,24 @@ _SEED = 0x9747B28C
 _M = np.uint32(0x5BD1E995)
 _SIGN_OFF = np.uint32(0x7FFFFFFF)
 _FEW = 6
+
+
+@dataclass(slots=True, eq=False)  # one per record: a frozen one costs four times as much to make
+class OutgoingRecord:
+    """A reply, a delta or a dead letter to produce."""
+
+    topic: str
+    partition: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+
+
+DeliveryResult = Exception | None
+"""Of one record: None if the broker acknowledged it, else why it never will."""
+
+Delivered = Sequence[tuple[int, DeliveryResult]]
+"""Of some of the records sent: the position and the delivery result of each."""
 
 
 def spread(

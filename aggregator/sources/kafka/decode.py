@@ -7,7 +7,8 @@ import hashlib
 import logging
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import inf
@@ -16,9 +17,7 @@ from typing import Final
 from aggregator.errors import InvalidRequest, NotPermitted, RequestError, Undecodable
 from aggregator.request.request import Defaults, Request, Source
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.committed_offset import InFlightRecord
-from aggregator.sources.kafka.large_records import Fetched
-from aggregator.sources.kafka.records import REDRIVES, Header, ReplyRoute
+from aggregator.sources.kafka.offsets import Header, InFlightRecord, ReplyRoute
 from aggregator.sources.wire.values import (
     JSON,
     MAX_BYTES,
@@ -34,6 +33,8 @@ from protos.generation.v1.generation_pb2 import GenerateRequest
 
 _LOG = logging.getLogger(__name__)
 
+REDRIVES = "dlt-redrives"
+"""The header that a dead letter is put back with: how often that was done."""
 ECHOED: Final = frozenset(
     {"kafka_replyTopic", "kafka_replyPartition", "kafka_correlationId", "reply_to", "correlation_id"}
     | {"traceparent", "tracestate"}
@@ -49,6 +50,8 @@ _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 _REPLY_ID_LENGTH = 32
 _SLICE_RECORDS = 100
+LARGE_BYTES = 16 * 1024
+"""Values from this size on are decoded outside the event loop: JSON takes 20 us a record, and more for each KiB."""
 _SLICE_BYTES = 16 * 1024
 """Decoded without a pause, in two milliseconds: JSON takes 20 us a record, and 140 us for a KiB of token ids."""
 
@@ -244,3 +247,96 @@ def _deadline_s(found: Mapping[str, bytes], monotonic_minus_wall_s: float) -> fl
     if expire_s is None:
         raise InvalidRequest("header ce_expirytime is not an RFC 3339 time")
     return expire_s + monotonic_minus_wall_s
+
+
+_MOST_WAITING_BYTES = 64 * 1024 * 1024
+_TAKEN_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A record, and when it was fetched, by the monotonic clock and by the wall clock."""
+
+    in_flight: InFlightRecord
+    received_s: float
+    wall_s: float
+
+
+def size_bytes(in_flight: InFlightRecord) -> int:
+    return len(in_flight.value or b"")
+
+
+class LargeRecords:
+    """Large records in their order; those of paused topics wait while others are taken.
+
+    Above a limit in bytes the topics of all that wait are `full`; `on_full_changed` receives each change.
+    """
+
+    def __init__(self, on_full_changed: Callable[[], None]) -> None:
+        self.full: frozenset[str] = frozenset()
+        self.paused: frozenset[str] = frozenset()
+        self._on_full_changed = on_full_changed
+        self._waiting: deque[Fetched] = deque()
+        self._bytes = 0
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    def put(self, records: Sequence[Fetched]) -> None:
+        if records and not self._closed:
+            self._waiting += records
+            self._bytes += _sum_bytes(records)
+            self._counted()
+
+    async def take(self) -> Sequence[Fetched]:
+        """The next few of topics that are not paused, at least one; none once `close` was called. For one caller."""
+        while not (taken := self._next()) and not self._closed:
+            self._changed.clear()
+            await self._changed.wait()
+        return taken
+
+    def pause(self, topics: frozenset[str]) -> None:
+        self.paused = topics
+        self._changed.set()
+
+    def drop_fenced(self) -> None:
+        """Forget the records of revoked partitions: their new owner processes them."""
+        self._waiting = deque(each for each in self._waiting if not each.in_flight.committed_offset.fenced)
+        self._bytes = _sum_bytes(self._waiting)
+        self._counted()
+
+    def close(self) -> None:
+        """Hand out nothing further: the next consumer processes what waits."""
+        self._closed = True
+        self._waiting.clear()
+        self._bytes = 0
+        self._counted()
+
+    def _next(self) -> Sequence[Fetched]:
+        taken: list[Fetched] = []
+        passed: list[Fetched] = []
+        room = _TAKEN_BYTES
+        while self._waiting and (not taken or size_bytes(self._waiting[0].in_flight) <= room):
+            each = self._waiting.popleft()
+            if each.in_flight.committed_offset.topic in self.paused:
+                passed.append(each)
+            else:
+                taken.append(each)
+                room -= size_bytes(each.in_flight)
+        self._waiting.extendleft(reversed(passed))
+        if taken:
+            self._bytes -= _sum_bytes(taken)
+            self._counted()
+        return taken
+
+    def _counted(self) -> None:
+        self._changed.set()
+        full: frozenset[str] = frozenset()
+        if self._bytes >= _MOST_WAITING_BYTES:
+            full = frozenset(each.in_flight.committed_offset.topic for each in self._waiting)
+        if full != self.full:
+            self.full = full
+            self._on_full_changed()
+
+
+def _sum_bytes(records: Iterable[Fetched]) -> int:
+    return sum(size_bytes(each.in_flight) for each in records)

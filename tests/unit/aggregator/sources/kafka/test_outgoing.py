@@ -7,8 +7,7 @@ from aiokafka.partitioner import murmur2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.sources.kafka.partitioner import BATCH_BYTES, partitions_by_key, spread
-from aggregator.sources.kafka.records import OutgoingRecord
+from aggregator.sources.kafka.outgoing import BATCH_BYTES, OutgoingRecord, partitions_by_key, spread
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,226 @@
+"""One partition's records from fetch to commit: out-of-order completions become an offset that is safe to commit."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
+
+from aiokafka import TopicPartition
+
+_RESUME_SHARE = 0.75
+
+Header = tuple[str, bytes]
+
+
+class Record(Protocol):
+    """One Kafka record as it was read; an aiokafka ConsumerRecord is one."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+
+
+@dataclass(slots=True, eq=False)
+class RawRecord:
+    """A Record that aiokafka does not decode; `unreadable` is the reason, empty if this one is good."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header] = ()
+    unreadable: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class ReplyRoute:
+    """Where and how to reply: `headers` are the reply's, its content type, then the routing and trace headers.
+
+    Records without headers share their topic's, so none is ever changed. `on_progress` is called whenever the
+    generated text has grown.
+    """
+
+    topic: str
+    partition: int | None
+    json: bool
+    headers: Sequence[Header]
+    on_progress: Callable[[], None] | None = None
+
+
+NOWHERE = ReplyRoute("", None, json=False, headers=())
+"""Of a record that is not decoded yet."""
+
+
+@dataclass(slots=True, eq=False)
+class InFlightRecord:
+    """One record that was handed out, until the broker has acknowledged its outcome: the origin of its request.
+
+    A consumer's own object takes twice as much memory, and as many of these wait as queries do. `unreadable` is the
+    reason why the record is undecodable; then it has neither key nor value.
+    """
+
+    committed_offset: CommittedOffset
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+    route: ReplyRoute = NOWHERE
+    completed: bool = False
+    unreadable: str = ""
+
+    @property
+    def topic(self) -> str:
+        return self.committed_offset.topic
+
+    @property
+    def partition(self) -> int:
+        return self.committed_offset.partition
+
+    def progressed(self) -> None:
+        if self.route.on_progress is not None:
+            self.route.on_progress()
+
+
+OnFenced = Callable[[Sequence[InFlightRecord]], None]
+"""Receives the records that were not complete when their partition was revoked: the new owner processes them."""
+
+
+class CommittedOffset:
+    """The lowest unfinished offset of one partition, for one assignment of it.
+
+    Once fenced, its partition is revoked: completing a record has no effect, and the new owner processes the rest.
+    """
+
+    __slots__ = ("_end", "_highest_completed", "_in_flight", "fenced", "partition", "topic")
+
+    def __init__(self, topic: str, partition: int, position: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.fenced = False
+        self._in_flight: deque[InFlightRecord] = deque()
+        self._end = position
+        self._highest_completed = position - 1
+
+    @property
+    def position(self) -> int:
+        """The offset to commit: everything below it is completed."""
+        return self._in_flight[0].offset if self._in_flight else self._end
+
+    @property
+    def span(self) -> int:
+        """Records between the commit position and the highest completed one: what a crash would replay needlessly."""
+        return max(0, self._highest_completed + 1 - self.position)
+
+    @property
+    def unfinished(self) -> int:
+        """Records not yet completed, or completed behind one that is not."""
+        return len(self._in_flight)
+
+    def deliver(self, record: Record) -> InFlightRecord:
+        """Add the next record; offsets rise but may leave gaps (compaction, transaction markers)."""
+        offset = record.offset
+        assert not self.fenced, f"Offset {offset} was delivered after the fence. This is a bug."
+        assert offset >= self._end, f"Offset {offset} was delivered twice ({self._end} is next). This is a bug."
+        in_flight = InFlightRecord(self, offset, record.timestamp, record.key, record.value, record.headers)
+        self._in_flight.append(in_flight)
+        self._end = offset + 1
+        return in_flight
+
+    def skip_to(self, offset: int) -> None:
+        """Skip offsets that hold no record, once everything before them is completed; no effect after the fence."""
+        if not self.fenced:
+            self._end = max(self._end, offset)
+
+    def complete(self, in_flight: InFlightRecord) -> None:
+        """Mark a record's outcome as acknowledged; no effect if done twice, or after the fence."""
+        if in_flight.completed or self.fenced:
+            return
+        in_flight.completed = True
+        self._highest_completed = max(self._highest_completed, in_flight.offset)
+        in_flight_records = self._in_flight
+        while in_flight_records and in_flight_records[0].completed:
+            in_flight_records.popleft()
+
+    def fence(self) -> tuple[InFlightRecord, ...]:
+        """End with the revocation of the partition; returns the records that are not completed."""
+        self.fenced = True
+        self._end = self.position
+        unfinished = tuple(in_flight for in_flight in self._in_flight if not in_flight.completed)
+        self._in_flight.clear()
+        return unfinished
+
+
+class Fault(Enum):
+    """Why a fetch cannot continue at the position of a partition."""
+
+    OUT_OF_RANGE = auto()
+    UNDECODABLE = auto()
+    """aiokafka cannot decode a record there; or in another partition, as the error does not always name it."""
+
+
+class Partition:
+    """One partition whose start position is known, during one assignment of it.
+
+    `fetched` are records that wait to be handed out, `read_to` is the next offset to fetch, `delivered_to` the next to
+    hand out, `committed` what the group is known to have (None: nothing yet). One with a `fault` is
+    not fetched until that is handled.
+    """
+
+    def __init__(self, tp: TopicPartition, offset: int, committed: int | None) -> None:
+        self.tp = tp
+        self.committed_offset = CommittedOffset(tp.topic, tp.partition, offset)
+        self.committed = committed
+        self.fetched: Sequence[Record] = ()
+        self.read_to = self.delivered_to = offset
+        self.log_end = 0
+        self.over_span = False
+        self.fault: Fault | None = None
+        self.blocked_until_s = 0.0
+
+    def deliver(self) -> list[InFlightRecord]:
+        """Hand out what was fetched; offsets up to `read_to` that held no record count as completed after it."""
+        deliver = self.committed_offset.deliver
+        in_flight_records = [deliver(record) for record in self.fetched]
+        if in_flight_records and isinstance(self.fetched[0], RawRecord):
+            for in_flight, record in zip(in_flight_records, self.fetched, strict=True):
+                if isinstance(record, RawRecord):
+                    in_flight.unreadable = record.unreadable
+        self.fetched = ()
+        self.skip_to(self.read_to)
+        return in_flight_records
+
+    def skip_to(self, offset: int) -> None:
+        """Skip offsets that will never hold a record."""
+        self.committed_offset.skip_to(offset)
+        self.read_to = max(self.read_to, offset)
+        self.delivered_to = max(self.delivered_to, offset)
+
+    def keep(self, records: Sequence[Record], offset: int) -> None:
+        """Keep what was fetched up to `offset` until it is handed out; without records, skip to there."""
+        if records:
+            self.fetched, self.read_to = records, max(records[-1].offset + 1, offset)
+        else:
+            self.skip_to(offset)
+
+    def watch_span(self, max_commit_span: int) -> None:
+        """Pause above the cap; resume only once well below it. Unfinished records count too."""
+        limit = max_commit_span * _RESUME_SHARE if self.over_span else max_commit_span
+        self.over_span = max(self.committed_offset.span, self.committed_offset.unfinished) > limit
+
+    @property
+    def moved(self) -> bool:
+        return self.committed_offset.position != self.committed
+
+    @property
+    def lag_records(self) -> int:
+        return max(0, self.log_end - self.delivered_to)

@@ -1,0 +1,367 @@
+"""Complete each record once the broker has acknowledged its reply or its dead letter; write deltas on the way there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from datetime import UTC, datetime
+
+from aiokafka.errors import (
+    MessageSizeTooLargeError,
+    ProducerClosed,
+    RecordTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
+
+from aggregator.errors import Code
+from aggregator.observability.metrics import Metrics, Unwritten
+from aggregator.observability.tracing import Tracing
+from aggregator.request.request import KAFKA, Failure, Request
+from aggregator.settings.aggregator import KafkaSettings
+from aggregator.sources.kafka.decode import Refused, record_of, reply_id
+from aggregator.sources.kafka.offsets import Header, InFlightRecord
+from aggregator.sources.kafka.outgoing import OutgoingRecord
+from aggregator.sources.kafka.producer import KafkaProducer
+from aggregator.sources.wire import generation
+from aggregator.sources.wire.encode import json_of
+from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX, encode, encode_failure, internal_failure
+
+_LOG = logging.getLogger(__name__)
+_PAUSE_S = 1.0
+_MOST_WAITING = 1000
+_MAX_KEPT_BYTES = 32 * 1024
+_TOO_LARGE = (MessageSizeTooLargeError, RecordTooLargeError)
+_UNWRITTEN: dict[type[Exception], Unwritten] = {
+    UnknownTopicOrPartitionError: Unwritten.NOT_THERE,
+    TopicAuthorizationFailedError: Unwritten.FORBIDDEN,
+    MessageSizeTooLargeError: Unwritten.TOO_LARGE,
+    RecordTooLargeError: Unwritten.TOO_LARGE,
+}
+_EVERY_S = 0.05
+"""New tokens of this time become one record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """A record is completed by a reply, a dead letter, or both. A reply that Kafka refuses becomes a dead letter."""
+
+    settings: KafkaSettings
+    producer: KafkaProducer
+    dead_letters: DeadLetters
+    deltas: Deltas
+    metrics: Metrics
+    tracing: Tracing
+    clock: Callable[[], float]
+
+    async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
+        """Reply to completed requests and complete their records; a reply that cannot be written becomes a dead letter.
+
+        Requests that come after the producer was closed are left to the next consumer of their records.
+        """
+        live = [request for request in requests if not record_of(request).committed_offset.fenced]
+        last_deltas = self.deltas.end(live)
+        left = dict.fromkeys(requests)
+        if live:
+            with contextlib.suppress(ProducerClosed), self.tracing.send(self.settings.reply_topic, len(live)):
+                replies = encode_replies(live, self.settings.group_id, self.clock())
+                async for delivered in self.producer.send(replies):
+                    for position, error in delivered:
+                        self._free_offset(live[position], replies[position], error)
+                        del left[live[position]]
+                    yield [live[position] for position, _ in delivered]
+                async for delivered in self.producer.send(last_deltas):
+                    self.deltas.delivered([error for _, error in delivered])
+        if left:
+            yield tuple(left)
+
+    def _free_offset(self, request: Request, reply: OutgoingRecord, error: Exception | None) -> None:
+        in_flight = record_of(request)
+        if error is not None:
+            letter = self._unwritten(in_flight, reply, error)
+            request.overrule(Failure(letter.code, letter.message))
+        elif request.failed and (failure := internal_failure(request)) is not None:
+            self.dead_letters.add(DeadLetter(in_flight, failure.code, failure.message, failure.attempts))
+        else:
+            in_flight.committed_offset.complete(in_flight)
+
+    async def refuse(self, refused: Sequence[Refused]) -> None:
+        """Reply to records that are no requests where their route is known; dead-letter those that cannot be read."""
+        started_s = self.clock()
+        answered = [each for each in refused if each.route is not None]
+        codes: Counter[Code] = Counter()
+        for each in refused:
+            if each.route is None:
+                codes[self._refusal_ended(each, None, None)] += 1
+        with contextlib.suppress(ProducerClosed):
+            replies = [encode_refusal(each, self.settings.group_id) for each in answered]
+            async for delivered in self.producer.send(replies):
+                for position, error in delivered:
+                    codes[self._refusal_ended(answered[position], replies[position], error)] += 1
+        self.metrics.answered(KAFKA, codes, [self.clock() - started_s] * codes.total())
+
+    def _refusal_ended(self, refused: Refused, reply: OutgoingRecord | None, error: Exception | None) -> Code:
+        in_flight = refused.in_flight
+        if refused.dead_letter or reply is None:
+            self.dead_letters.add(DeadLetter(in_flight, refused.error.code, str(refused.error)))
+        elif error is not None:
+            return self._unwritten(in_flight, reply, error).code
+        else:
+            in_flight.committed_offset.complete(in_flight)
+        return refused.error.code
+
+    def _unwritten(self, in_flight: InFlightRecord, reply: OutgoingRecord, error: Exception) -> DeadLetter:
+        reason = _UNWRITTEN.get(type(error), Unwritten.REFUSED)
+        self.metrics.replies_unwritten.add(1, reason)
+        why = f"the reply could not be written to {reply.topic}: {type(error).__name__}"
+        curable = reason is not Unwritten.TOO_LARGE
+        if not curable:
+            why += f" of {len(reply.value or b'')} bytes; raise that topic's max.message.bytes, or ask for less at once"
+        letter = DeadLetter(in_flight, Code.INTERNAL, why, reply=reply if curable else None)
+        self.dead_letters.add(letter)
+        return letter
+
+
+def encode_replies(requests: Sequence[Request], group_id: str, now_s: float = 0.0) -> list[OutgoingRecord]:
+    """The reply of a consumer group to each completed request, in its format, to its route, under its key.
+
+    `now_s`: when the generations among them were complete.
+    """
+    replies: list[OutgoingRecord] = []
+    for request in requests:
+        record = record_of(request)
+        route = record.route
+        identity = reply_id(record, request.request_id, group_id)
+        value = encode(request, identity, now_s, as_json=route.json)
+        replies.append(OutgoingRecord(route.topic, route.partition, record.key, value, route.headers))
+    return replies
+
+
+def encode_refusal(refused: Refused, group_id: str) -> OutgoingRecord:
+    """The reply to a record that did not become a request; it must have a route."""
+    route = refused.route
+    assert route is not None, "A record without a route was to be answered. This is a bug."
+    record = refused.in_flight
+    identity = reply_id(record, refused.request_id, group_id)
+    failure = Failure.of(refused.error)
+    value = encode_failure(refused.request_id, failure, identity, generates=refused.generates, as_json=route.json)
+    return OutgoingRecord(route.topic, route.partition, record.key, value, route.headers)
+
+
+@dataclass(slots=True, eq=False)
+class DeadLetter:
+    """A record to keep, and why; `since_unix_s` is the time of its first failure.
+
+    `reply`: what Kafka refused, if a later attempt may succeed. `delayed`: the dead letter was refused as well.
+    `omits_value`: the record was too large for the dead-letter topic. Its size and SHA-256 go instead of its value, and
+    key and headers only if they are small.
+    """
+
+    in_flight: InFlightRecord
+    code: Code
+    message: str
+    attempts: int = 1
+    since_unix_s: float = 0.0
+    omits_value: bool = False
+    reply: OutgoingRecord | None = None
+    delayed: bool = False
+
+    def record(self, group_id: str) -> OutgoingRecord:
+        value, key = self.in_flight.value, self.in_flight.key
+        added = {
+            "dlt-original-topic": self.in_flight.topic,
+            "dlt-original-partition": self.in_flight.partition,
+            "dlt-original-offset": self.in_flight.offset,
+            "dlt-original-timestamp": self.in_flight.timestamp,
+            "dlt-original-consumer-group": group_id,
+            "dlt-error-code": self.code.name,
+            "dlt-error-message": self.message,
+            "dlt-attempts": self.attempts,
+            "dlt-first-failure-time": datetime.fromtimestamp(self.since_unix_s, UTC).isoformat(timespec="milliseconds"),
+        }
+        kept = [header for header in self.in_flight.headers if header[0] not in added]
+        if self.omits_value:
+            added["dlt-value-omitted"] = "true"
+            omitted = value or b""
+            added["dlt-value-size"] = len(omitted)
+            added["dlt-value-sha256"] = hashlib.sha256(omitted).hexdigest()
+            value = b""
+            if len(key or b"") + sum(len(name) + len(content or b"") for name, content in kept) > _MAX_KEPT_BYTES:
+                added["dlt-headers-omitted"] = "true"
+                key, kept = None, []
+        headers: list[Header] = [*kept, *((name, str(content).encode()) for name, content in added.items())]
+        return OutgoingRecord(self.in_flight.topic + DEAD_LETTER_SUFFIX, None, key, value, headers)
+
+
+@dataclass(eq=False)
+class DeadLetters:
+    """Writes dead letters in the background, all that wait for a topic at a time.
+
+    A record is completed once its dead letter is acknowledged. One that cannot be written holds the commits of
+    its record's partition until it can, or until the reply that it replaces is written after all: each further try
+    begins with the reply. A topic with many that wait is `full`: it is paused, and no other is.
+    """
+
+    settings: KafkaSettings
+    producer: KafkaProducer
+    metrics: Metrics
+    _: KW_ONLY
+    on_full_changed: Callable[[], None]
+    wall_clock: Callable[[], float] = time.time
+    full: frozenset[str] = frozenset()
+    _waiting: dict[str, list[DeadLetter]] = field(default_factory=dict)
+    _writing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    def add(self, letter: DeadLetter) -> None:
+        topic = letter.in_flight.topic
+        letter.since_unix_s = self.wall_clock()
+        self._waiting.setdefault(topic, []).append(letter)
+        if topic not in self._writing:
+            self._writing[topic] = asyncio.create_task(self._write_all(topic), name=f"dead letters of {topic}")
+        self._watch_full()
+
+    async def written(self) -> None:
+        while self._writing:
+            await asyncio.wait(self._writing.values())
+
+    async def _write_all(self, topic: str) -> None:
+        try:
+            while waiting := self._waiting.pop(topic, None):
+                live = [each for each in waiting if not each.in_flight.committed_offset.fenced]  # others keep the rest
+                failed = await self._write(live) if live else []
+                if failed:
+                    self._waiting[topic] = failed + self._waiting.get(topic, [])
+                self._watch_full()
+        except ProducerClosed:
+            pass  # the next consumer of these records finds the same
+        finally:
+            del self._writing[topic]
+
+    async def _write(self, letters: list[DeadLetter]) -> list[DeadLetter]:
+        """Write dead letters; returns those to retry, after a pause if only time can help."""
+        topic = letters[0].in_flight.topic + DEAD_LETTER_SUFFIX
+        left = dict.fromkeys(letters)
+        reason: Exception | None = None
+        try:
+            async for letter in self._replied_after_all(letters):
+                letter.in_flight.committed_offset.complete(letter.in_flight)
+                del left[letter]
+            letters = list(left)
+            async for delivered in self.producer.send([letter.record(self.settings.group_id) for letter in letters]):
+                for position, error in delivered:
+                    letter = letters[position]
+                    if error is None:
+                        self.metrics.dead_letters.add(1, letter.code.name)
+                        letter.in_flight.committed_offset.complete(letter.in_flight)
+                        del left[letter]
+                    elif isinstance(error, _TOO_LARGE) and not letter.omits_value:
+                        letter.omits_value = True
+                    else:
+                        reason = error
+        except ProducerClosed:
+            raise
+        except Exception as unforeseen:  # noqa: BLE001 - after any error, what holds commits must not be lost
+            reason = unforeseen
+        if reason is not None:
+            details = {"topic": topic, "count": len(left), "error": repr(reason)}
+            _LOG.error("dead letters cannot be written, commits are held", extra=details)
+            for letter in left:
+                letter.delayed = True
+            await asyncio.sleep(_PAUSE_S)
+        return list(left)
+
+    async def _replied_after_all(self, letters: list[DeadLetter]) -> AsyncIterator[DeadLetter]:
+        delayed = [(letter, letter.reply) for letter in letters if letter.delayed and letter.reply is not None]
+        if delayed:
+            async for delivered in self.producer.send([reply for _, reply in delayed]):
+                for position, error in delivered:
+                    if error is None:
+                        yield delayed[position][0]
+
+    def _watch_full(self) -> None:
+        full = frozenset(topic for topic, letters in self._waiting.items() if len(letters) >= _MOST_WAITING)
+        if full != self.full:
+            self.full = full
+            self.on_full_changed()
+
+
+@dataclass(eq=False)
+class Deltas:
+    """The generations with new tokens that are not written yet, in the order of their first such token.
+
+    `topics`: the delta topic of each query topic that has one.
+    """
+
+    topics: Mapping[str, str]
+    group_id: str
+    producer: KafkaProducer
+    metrics: Metrics
+    _: KW_ONLY
+    clock: Callable[[], float]
+    _grown: dict[Request, None] = field(default_factory=dict)
+    _writing: asyncio.Task[None] | None = None
+    _refused: bool = False
+
+    def follow(self, request: Request) -> None:
+        """Write the request's deltas from now on, if its topic has a delta topic and the request wants them."""
+        if request.generation is not None and not request.generation.final_only and self._topic(request) is not None:
+            record = record_of(request)
+            record.route = replace(record.route, on_progress=lambda: self._grew(request))
+
+    def end(self, requests: Sequence[Request]) -> list[OutgoingRecord]:
+        if not self.topics:
+            return []
+        ended = [request for request in requests if record_of(request).route.on_progress is not None]
+        for request in ended:
+            in_flight = record_of(request)
+            in_flight.route = replace(in_flight.route, on_progress=None)
+            self._grown.pop(request, None)
+        return [record for request in ended if (record := self._record(request, done=True)) is not None]
+
+    def delivered(self, errors: Sequence[Exception | None]) -> None:
+        """Count delivery errors: deltas that Kafka rejects are missing from the delta topic."""
+        refused = [error for error in errors if error is not None]
+        if refused:
+            self.metrics.deltas_unwritten.add(len(refused))
+        if refused and not self._refused:
+            _LOG.warning("deltas could not be written", extra={"error": type(refused[0]).__name__})
+        self._refused = bool(refused)
+
+    def _grew(self, request: Request) -> None:
+        self._grown[request] = None
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write(), name="write deltas")
+
+    async def _write(self) -> None:
+        try:
+            while self._grown:
+                await asyncio.sleep(_EVERY_S)
+                grown, self._grown = self._grown, {}
+                records = [record for request in grown if (record := self._record(request, done=False)) is not None]
+                async for delivered in self.producer.send(records):
+                    self.delivered([error for _, error in delivered])
+        except ProducerClosed:
+            self._grown.clear()
+        finally:
+            self._writing = None
+
+    def _record(self, request: Request, *, done: bool) -> OutgoingRecord | None:
+        """The next delta; None if there is nothing new, or the partition was revoked."""
+        record, topic = record_of(request), self._topic(request)
+        if topic is None or record.committed_offset.fenced:
+            return None
+        identity = reply_id(record, request.request_id, self.group_id)
+        answer = generation.response(request, identity, self.clock(), done=done)
+        if answer is None:
+            return None
+        value = json_of(answer) if record.route.json else answer.SerializeToString()
+        return OutgoingRecord(topic, None, record.key, value, record.route.headers)
+
+    def _topic(self, request: Request) -> str | None:
+        return self.topics.get(record_of(request).topic)
