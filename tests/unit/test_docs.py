@@ -1,4 +1,4 @@
-"""Every link in the docs leads somewhere, and every setting that they name is there."""
+"""Every link in the docs leads somewhere, every setting that they name is there, and prose is short enough to read."""
 
 from __future__ import annotations
 
@@ -69,3 +69,20 @@ def test_every_setting_that_is_named_is_there(page: str) -> None:
     for name in _NAME.findall((ROOT / page).read_text(encoding="utf-8")):
         if name.split(".")[0].removesuffix("[]") in GROUPS and name not in _OF_OTHERS and not name.endswith(_FILES):
             assert name in KNOWN, name
+
+
+READ_FIRST = ("README", "CONTRIBUTING", "docs/clients", "docs/install", "docs/operate", "docs/scaling")
+_NOT_PROSE = re.compile(r"^```[\s\S]*?^```$|^(?: {4}|[|#!]).*$", re.MULTILINE)
+_TARGET = re.compile(r"\]\([^)]*\)")
+_BETWEEN = re.compile(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) |(?<=[.!?:;])\**\s+(?=[A-Z`*\[“\"(])")
+
+
+@pytest.mark.parametrize("page", READ_FIRST)
+def test_lines_and_sentences_are_short(page: str) -> None:
+    prose = _NOT_PROSE.sub("\n", (ROOT / f"{page}.md").read_text(encoding="utf-8"))
+    assert [line for line in prose.splitlines() if len(line) > 150] == []
+    assert [each for each in _BETWEEN.split(_TARGET.sub("]", prose)) if len(each.split()) > 40] == []
+
+
+def test_an_installation_is_told_in_800_words() -> None:
+    assert len((ROOT / "docs/install.md").read_text(encoding="utf-8").split()) <= 800

@@ -45,7 +45,7 @@ _REASONS: dict[str, tuple[tuple[str, ...], tuple[type[Exception], ...]]] = {
 """How the server's messages begin, and the errors that redis-py makes of some of them."""
 _ADVICE = {
     "wrong_type": "a key of the requests, the replies or the dead letters is no stream: rename the key or the setting",
-    "forbidden": "the user may not log in, or lacks commands or keys: docs/install.md lists what it needs",
+    "forbidden": "the user may not log in, or lacks commands or keys: docs/operate.md lists what it needs",
     "refused": "a command is not known: Redis 6.2 or later, or Valkey, is needed",
 }
 
