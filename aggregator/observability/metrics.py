@@ -16,6 +16,7 @@ import numpy.typing as npt
 from aggregator.errors import Code
 from aggregator.observability.costs import Costs
 from aggregator.observability.recorder import Recorder
+from aggregator.observability.tracing import PROVIDER
 from aggregator.request.generated_text import GeneratedText
 from aggregator.request.request import Failure
 from aggregator.scheduler.dispatcher import Batch
@@ -146,6 +147,13 @@ class Metrics:
         self._engine_idle.add(report.idle_before_s, batch.replica.name)
         self.recorder.batch_done(batch, Task.EMBED, report, now_s)
 
+    def embedded(self, model: str, batch: Batch, code: Code, now_s: float) -> None:
+        """A batch that was sent came back, with vectors or this error."""
+        error = "" if code is Code.OK else code.name
+        self._embeddings_duration.record(now_s - batch.packed_s, model, "embeddings", PROVIDER, error)
+        if code is Code.OK:
+            self._embeddings_tokens.record(batch.token_count, model, "embeddings", PROVIDER)
+
     def answered(
         self,
         source: str,
@@ -165,14 +173,15 @@ class Metrics:
         self, model: str, generation: GeneratedText, total_s: float, received_s: float, failure: Failure | None
     ) -> None:
         operation = "chat" if generation.messages else "text_completion"
-        self._generation_duration.record(total_s, model, operation, "" if failure is None else failure.code.name)
-        self._generation_tokens.record(generation.prompt_tokens, model, operation, "input")
-        self._generation_tokens.record(len(generation.token_ids), model, operation, "output")
+        labels = (model, operation, PROVIDER)
+        self._generation_duration.record(total_s, *labels, "" if failure is None else failure.code.name)
+        self._generation_tokens.record(generation.prompt_tokens, *labels, "input")
+        self._generation_tokens.record(len(generation.token_ids), *labels, "output")
         if generation.token_ids:
             first_s = generation.first_token_s - received_s
-            self._first_token.record(first_s, model, operation)
+            self._first_token.record(first_s, *labels)
             if len(generation.token_ids) > 1:
-                self._token_interval.record((total_s - first_s) / (len(generation.token_ids) - 1), model, operation)
+                self._token_interval.record((total_s - first_s) / (len(generation.token_ids) - 1), *labels)
 
     def tokenizer_checked(self, checked: int, differing: int) -> None:
         """`checked` texts were tokenized again by the reference; `differing` of them gave other tokens."""
@@ -246,7 +255,18 @@ class Metrics:
 
     def _define_generation(self, buffer: MetricsBuffer) -> None:
         """By OpenTelemetry's conventions for generative AI."""
-        labels = ("gen_ai.request.model", "gen_ai.operation.name")
+        labels = ("gen_ai.request.model", "gen_ai.operation.name", "gen_ai.provider.name")
+        self._embeddings_duration = buffer.histogram(
+            "gen_ai.client.embeddings.duration",
+            "s",
+            "time of a batch from its packing until its vectors came",
+            _SECONDS,
+            *labels,
+            "error.type",
+        )
+        self._embeddings_tokens = buffer.histogram(
+            "gen_ai.client.embeddings.operation.input_tokens", "{token}", "tokens of a batch", _TOKENS, *labels
+        )
         self._generation_duration = buffer.histogram(
             "gen_ai.server.request.duration",
             "s",

@@ -1,7 +1,7 @@
 """Open the few spans of the hot path: one per fetch, batch, generation and send; none when no collector is configured.
 
-Names and attributes follow OpenTelemetry's messaging, rpc and HTTP conventions. A batch's `process` span links every
-request in it, by the W3C `traceparent` of each.
+Names and attributes follow OpenTelemetry's messaging, rpc, HTTP and generative AI conventions. A batch's `process` span
+links every request in it, by the W3C `traceparent` of each.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 MAX_LINKS = 128
 """Links of one span; OpenTelemetry's own default limit."""
 
+PROVIDER = "tokenbatch"
+"""`gen_ai.provider.name`: OpenTelemetry's conventions list vendors only, and let others name themselves."""
 _NOTHING: AbstractContextManager[None] = nullcontext()
 _W3C = TraceContextTextMapPropagator()
 
@@ -91,6 +93,7 @@ class Tracing:
         operation = "chat" if generation.messages else "text_completion"
         attributes: dict[str, str | int] = {
             "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": PROVIDER,
             "gen_ai.request.model": request.model,
             "gen_ai.usage.input_tokens": generation.prompt_tokens,
             "gen_ai.usage.output_tokens": len(generation.token_ids),
@@ -110,12 +113,22 @@ class Tracing:
             span.set_status(Status(StatusCode.ERROR, failed.name))
         span.end(end_ns)
 
-    def call(self, service: str, method: str, address: str) -> AbstractContextManager[None]:
+    def embeddings(self, model: str, address: str, *, tokens: int, dimensions: int) -> AbstractContextManager[None]:
+        """One batch on its model server, which is an embeddings operation by the conventions and a call by gRPC."""
         if not self.enabled:
             return _NOTHING
         host, _, port = address.rpartition(":")
-        attributes = {**_rpc(service, method), "server.address": host, "server.port": int(port)}
-        return self._open(f"{service}/{method}", SpanKind.CLIENT, attributes)
+        attributes = {
+            "gen_ai.operation.name": "embeddings",
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": model,
+            "gen_ai.usage.input_tokens": tokens,
+            "gen_ai.embeddings.dimension.count": dimensions,
+            **_rpc("modelserver.v1.ModelServer", "EmbedBatch"),
+            "server.address": host,
+            "server.port": int(port),
+        }
+        return self._open(f"embeddings {model}", SpanKind.CLIENT, attributes)
 
     def serve(self, service: str, method: str, traceparent: str | bytes | None) -> AbstractContextManager[None]:
         """A gRPC call being answered, as a child of the caller's span."""

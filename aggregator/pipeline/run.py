@@ -78,6 +78,7 @@ class BatchRunner:
             self.metrics.recorder.batch_done(batch, Task.GENERATE, report, now_s)
             return []
         self.metrics.batch_done(batch, report, now_s)
+        self.metrics.embedded(model, batch, Code.OK, now_s)
         failed_rows = {row for row, _, _ in result.errors}
         self.metrics.costs.computed(model, Task.EMBED, batch.items, failed_rows, report.engine_s)
         return share_out(model_revision, batch, result, now_s)
@@ -156,6 +157,8 @@ class BatchRunner:
         dispatcher, now_s = model_revision.dispatcher, self.clock()
         task = Task.EMBED if model_revision.description.generation is None else Task.GENERATE
         self.metrics.recorder.batch_failed(batch, task, error.code, now_s)
+        if task is Task.EMBED:
+            self.metrics.embedded(model_revision.description.model, batch, error.code, now_s)
         if isinstance(error, ModelServerBusy):
             dispatcher.refused(batch, now_s, self.jitter())
             return []

@@ -128,9 +128,10 @@ class GrpcEngine(GenerateCall):
 
     async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
         description = self.description
+        model, dimensions = description.model, description.dimensions
         request = pb.EmbedBatchRequest(
             batch_id=batch.batch_id,
-            model=description.model,
+            model=model,
             model_revision=description.model_revision,
             token_ids=batch.token_ids,
             lengths=batch.lengths,
@@ -139,7 +140,7 @@ class GrpcEngine(GenerateCall):
             max_step_tokens=batch.max_step_tokens,
         )
         tracing = self._client.tracing
-        with tracing.call(_SERVICE, "EmbedBatch", description.address):
+        with tracing.embeddings(model, description.address, tokens=batch.token_count, dimensions=dimensions):
             traceparent = tracing.traceparent()
             metadata = (("traceparent", traceparent),) if traceparent else None
             try:
@@ -152,7 +153,7 @@ class GrpcEngine(GenerateCall):
                 if is_cancelled():
                     raise
                 raise ModelServerLost("the connection was closed") from error
-            return checked_result(batch, description.dimensions, answer)
+            return checked_result(batch, dimensions, answer)
 
 
 def _reader(message: type[M]) -> Callable[[bytes], M]:

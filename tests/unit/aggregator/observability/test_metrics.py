@@ -98,6 +98,23 @@ def test_a_generation_shows_its_tokens_its_duration_and_the_time_between_tokens(
     assert shown["gen_ai.server.time_per_output_token"][0].sum == 0.5
 
 
+def test_a_batch_is_an_embeddings_operation_by_the_conventions() -> None:
+    buffer = MetricsBuffer()
+    metrics = Metrics(buffer)
+    metrics.embedded("m", BATCH, Code.OK, 0.25)
+    metrics.embedded("m", BATCH, Code.UNAVAILABLE, 0.5)
+    shown = points(buffer)
+    labels = {
+        "gen_ai.request.model": "m",
+        "gen_ai.operation.name": "embeddings",
+        "gen_ai.provider.name": "tokenbatch",
+    }
+    times = {point.sum: point.attributes for point in shown["gen_ai.client.embeddings.duration"]}
+    assert times == {0.25: labels | {"error.type": ""}, 0.5: labels | {"error.type": "UNAVAILABLE"}}
+    (tokens,) = shown["gen_ai.client.embeddings.operation.input_tokens"]
+    assert (tokens.sum, tokens.attributes) == (600, labels)
+
+
 def test_answers_are_counted_by_code_and_the_late_ones_apart() -> None:
     buffer = MetricsBuffer()
     metrics = Metrics(buffer, slo_s=0.3)

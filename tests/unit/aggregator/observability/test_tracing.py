@@ -105,7 +105,7 @@ def test_kafka_spans_follow_the_messaging_conventions(
 
 
 def test_a_call_is_a_child_of_its_batch_and_names_the_server(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
-    with process(tracing), tracing.call("modelserver.v1.ModelServer", "EmbedBatch", "10.0.0.1:50061"):
+    with process(tracing), tracing.embeddings("m", "10.0.0.1:50061", tokens=9, dimensions=384):
         sent = remote_span(tracing.traceparent())
     call, batch = exporter.get_finished_spans()
     assert call.parent is not None
@@ -115,6 +115,21 @@ def test_a_call_is_a_child_of_its_batch_and_names_the_server(tracing: Tracing, e
     attributes = call.attributes or {}
     assert (attributes["server.address"], attributes["server.port"]) == ("10.0.0.1", 50061)
     assert attributes["rpc.method"] == "EmbedBatch"
+
+
+def test_a_batch_on_its_server_is_an_embeddings_operation(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
+    with tracing.embeddings("m", "10.0.0.1:50061", tokens=9, dimensions=384):
+        pass
+    span = only(exporter)
+    assert (span.name, span.kind) == ("embeddings m", SpanKind.CLIENT)
+    found = {name: value for name, value in (span.attributes or {}).items() if name.startswith("gen_ai.")}
+    assert found == {
+        "gen_ai.operation.name": "embeddings",
+        "gen_ai.provider.name": "tokenbatch",
+        "gen_ai.request.model": "m",
+        "gen_ai.usage.input_tokens": 9,
+        "gen_ai.embeddings.dimension.count": 384,
+    }
 
 
 def test_an_answered_call_continues_its_callers_trace(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
@@ -156,7 +171,7 @@ def test_without_an_exporter_nothing_is_made_and_requests_are_not_even_read() ->
     with tracing.process("m", "b", queries=1, tokens=1, attempt=0, requests=Unread()):
         assert tracing.traceparent() is None
     one, two = tracing.receive("t", 1), tracing.send("t", 1)
-    assert one is two is tracing.call("s", "m", "a:1") is tracing.serve("s", "m", PARENT)
+    assert one is two is tracing.embeddings("m", "a:1", tokens=1, dimensions=1) is tracing.serve("s", "m", PARENT)
     assert tracing.serve_http("/v1/embeddings", PARENT) is INVALID_SPAN
 
 
