@@ -11,9 +11,9 @@ from typing import ClassVar
 _MOST_SHOWN = 64
 
 
-def shown(told: str) -> str:
+def shown(text: str) -> str:
     """A value of the sender, for a message: truncated, as the value can be long and a status may have only 8 KiB."""
-    return repr(told if len(told) <= _MOST_SHOWN else f"{told[:_MOST_SHOWN]}…")
+    return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…")
 
 
 class Code(IntEnum):

@@ -43,9 +43,9 @@ class Peers:
     async def required(self) -> Mapping[str, float]:
         """The highest number that any of them requires, by model; without models that none knows."""
         asked = [(address, model) for address in self._addresses for model in self._models]
-        told = await asyncio.gather(*(self._ask(*each) for each in asked))
+        answers = await asyncio.gather(*(self._ask(*each) for each in asked))
         found: dict[str, float] = {}
-        for (_, model), required in zip(asked, told, strict=True):
+        for (_, model), required in zip(asked, answers, strict=True):
             if required:
                 found[model] = max(*required, found.get(model, 0.0))
         return found
@@ -70,8 +70,8 @@ async def ask_release(find: Find, namespace: str, metric: str, labels: Mapping[s
     service = labels.get(SCALER, "")
     if not _SERVICE.fullmatch(service):
         raise UnknownMetric(f"{namespace} is another release's namespace: select by {SCALER}=NAME-OF-ITS-SCALER")
-    told = {key: value for key, value in labels.items() if key != SCALER}
-    return [Value(labels, value) for value in await _values(find(service, namespace), metric, told, _TIMEOUT_S)]
+    wanted = {key: value for key, value in labels.items() if key != SCALER}
+    return [Value(labels, value) for value in await _values(find(service, namespace), metric, wanted, _TIMEOUT_S)]
 
 
 async def _values(address: str, metric: str, labels: Mapping[str, str], timeout_s: float) -> Sequence[float]:

@@ -1,4 +1,4 @@
-"""Every link in the docs leads somewhere, every setting that they name is there, and prose is short enough to read."""
+"""Every link in the docs leads somewhere, every setting that they name is there, and every term is used."""
 
 from __future__ import annotations
 
@@ -86,3 +86,12 @@ def test_lines_and_sentences_are_short(page: str) -> None:
 
 def test_an_installation_is_told_in_800_words() -> None:
     assert len((ROOT / "docs/install.md").read_text(encoding="utf-8").split()) <= 800
+
+
+def test_the_glossary_is_short_and_each_of_its_terms_is_used() -> None:
+    _, _, glossary = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Glossary")
+    rows = re.findall(r"^\| (?!term)([^|]+) \|", glossary, re.MULTILINE)
+    files = [file for pattern in ("docs/*.md", "[akm]*/**/*.py") for file in ROOT.glob(pattern)]
+    used = " ".join(" ".join(file.read_text(encoding="utf-8") for file in files).lower().split())
+    assert 30 <= len(rows) <= 40
+    assert [term for row in rows for term in row.split(", ") if term.lower() not in used] == []
