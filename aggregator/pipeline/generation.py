@@ -106,7 +106,7 @@ class RunningSequence:
             self.engine.abort(self)
             self._end(None)
         else:
-            self.request.origin.progressed()
+            self.request.source.progressed(self.request)
 
     def end(self, finish_reason: int) -> None:
         self.generation.end(finish_reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from aggregator.errors import Code, TokenbatchError
 from aggregator.request.generated_text import GeneratedText
@@ -78,21 +78,13 @@ class Defaults:
     trusts_tenant: bool = True
 
 
-class Origin(Protocol):
-    """What a source needs to reply to a request; each source has its own."""
-
-    def progressed(self) -> None:
-        """The request's generation has new tokens; a source that replies once ignores this."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class Request:
     """One request until its last input is complete.
 
     `inputs` hold texts, or token ids as little-endian int32. `outcomes` has one place per input; of one input
     it is a tuple, which all such requests share until they are complete. `remaining` counts the empty places. Its reply
-    goes to `source`, which finds in `origin` whom to reply to.
+    goes to `source`, which finds in `origin`, of a kind of its own, whom to reply to.
     From admission until its reply is delivered it occupies `token_count` tokens where `held` says; `queries` are
     its inputs in the queue, kept only where a caller may go away (gRPC). Once `admitted` it is not refused again for
     lack of room. `given_up`: its caller has left. `redriven`: it failed before, and an operator wants it tried again.
@@ -109,7 +101,7 @@ class Request:
     tenant: str
     received_s: float
     deadline_s: float
-    origin: Origin
+    origin: object
     outcomes: Sequence[Outcome | None]
     remaining: int
     failed: bool = False
@@ -233,6 +225,9 @@ class Source(ABC):
 
         A request whose reply can never be delivered has failed from then on, whatever its outcome was.
         """
+
+    def progressed(self, request: Request) -> None:
+        """The request's generation has new tokens; a source that replies once ignores this."""
 
     async def prepare(self, timeout_s: float) -> None:
         """Make sure that all it needs is there; callers may come from now on. Raises StartError."""

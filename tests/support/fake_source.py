@@ -14,13 +14,6 @@ from aggregator.request.request import Options, Outcome, Receive, Request, Sourc
 from aggregator.scheduler.work_item import Priority, Task
 
 
-class AnyOrigin:
-    """Of requests to which nobody replies."""
-
-    def progressed(self) -> None:
-        """Nobody listens."""
-
-
 @dataclass(eq=False)
 class FakeSource(Source):
     """What the pipeline receives from, replies to and pauses.
@@ -79,7 +72,7 @@ def any_request(*inputs: str | bytes, outcomes: Sequence[Outcome | None] | None 
         "tenant": "",
         "received_s": 0.0,
         "deadline_s": inf,
-        "origin": AnyOrigin(),
+        "origin": object(),
         "outcomes": [None] * len(inputs) if outcomes is None else outcomes,
         "remaining": len(inputs) if outcomes is None else 0,
     }

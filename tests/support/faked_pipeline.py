@@ -24,7 +24,8 @@ from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.calls.calls import Call, CallBatcher, call_of
 from aggregator.sources.calls.load import Limits, Load
-from aggregator.sources.kafka.offsets import CommittedOffset, InFlightRecord
+from aggregator.sources.kafka.decode import Origin, ReplyRoute
+from aggregator.sources.kafka.offsets import CommittedOffset
 from aggregator.sources.wire.decode import parse
 from aggregator.tokenizers.tokenizer import TokenBatch, Tokenizer
 from k8s.process.metrics_buffer import MetricsBuffer
@@ -37,6 +38,7 @@ from tests.support.fake_tokenizer import FakeTokenizer
 from tests.support.records import record_at
 
 MODEL = "test-model"
+TO_REPLIES = ReplyRoute("replies", None, json=False, headers=())
 CURVE = Curve(0.0, 0.002, 1e-5, 100, Rule.THROUGHPUT, 4096)
 DESCRIPTION = description(
     address="server-1:1",
@@ -176,9 +178,9 @@ class FakedPipeline:
         deadline_s = float("inf") if in_s is None else now_s + in_s
         return parse(message, defaults, origin, received_s=now_s, wall_s=0.0, deadline_s=deadline_s)
 
-    def _record(self) -> InFlightRecord:
+    def _record(self) -> Origin:
         self._offset += 1
-        return self.committed_offset.deliver(record_at(self._offset))
+        return Origin(self.committed_offset.deliver(record_at(self._offset)), TO_REPLIES)
 
     async def embed(self, *texts: str, in_s: float | None = None, **fields: Any) -> Request:
         request = self.request(*texts, in_s=in_s, **fields)

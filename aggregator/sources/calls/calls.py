@@ -56,7 +56,7 @@ class Call:
             self._waiter.set_result(None)
 
     def progressed(self) -> None:
-        """It is answered once, at the end."""
+        """Its request's generation has new tokens; it is answered once, at the end."""
 
     async def wait(self, timeout_s: float = inf) -> None:
         """Wait until every input has its outcome. Raises TimeoutError."""
@@ -307,3 +307,7 @@ class CallSource(Source):
         for request in requests:
             call_of(request).complete(request)
         yield requests
+
+    @override
+    def progressed(self, request: Request) -> None:
+        call_of(request).progressed()

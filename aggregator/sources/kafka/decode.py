@@ -17,7 +17,7 @@ from typing import Final
 from aggregator.errors import InvalidRequest, NotPermitted, RequestError, Undecodable
 from aggregator.request.request import Defaults, Request, Source
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.offsets import Header, InFlightRecord, ReplyRoute
+from aggregator.sources.kafka.offsets import Header, InFlightRecord
 from aggregator.sources.wire.values import (
     JSON,
     MAX_BYTES,
@@ -56,6 +56,27 @@ _SLICE_BYTES = 16 * 1024
 """Decoded without a pause, in two milliseconds: JSON takes 20 us a record, and 140 us for a KiB of token ids."""
 
 
+@dataclass(slots=True, eq=False)  # not frozen: that takes four times as long to make
+class ReplyRoute:
+    """Where and how to reply: `headers` are the reply's, its content type, then the routing and trace headers.
+
+    Records without headers share their topic's, so none is ever changed.
+    """
+
+    topic: str
+    partition: int | None
+    json: bool
+    headers: Sequence[Header]
+
+
+@dataclass(slots=True, eq=False)
+class Origin:
+    """The record that a request came in, and where its reply goes."""
+
+    in_flight: InFlightRecord
+    route: ReplyRoute
+
+
 @dataclass(frozen=True, slots=True)
 class Intake:
     """How the records of one query topic are read; `route` is that of the reply to a record without headers."""
@@ -83,8 +104,12 @@ class Refused:
     generates: bool = False
 
 
-def record_of(request: Request) -> InFlightRecord:
+def origin_of(request: Request) -> Origin:
     return request.origin  # type: ignore[return-value]  # a call of `cast` takes as long as all of this
+
+
+def record_of(request: Request) -> InFlightRecord:
+    return origin_of(request).in_flight
 
 
 def reply_id(in_flight: InFlightRecord, request_id: str, group_id: str) -> str:
@@ -94,8 +119,8 @@ def reply_id(in_flight: InFlightRecord, request_id: str, group_id: str) -> str:
     """
     source = in_flight.committed_offset
     place = f"{source.topic}\0{source.partition}\0{in_flight.offset}\0{in_flight.timestamp}"
-    told = f"{group_id}\0{place}\0{request_id}".encode()
-    return hashlib.blake2b(told, digest_size=_REPLY_ID_LENGTH // 2).hexdigest()
+    identity = f"{group_id}\0{place}\0{request_id}".encode()
+    return hashlib.blake2b(identity, digest_size=_REPLY_ID_LENGTH // 2).hexdigest()
 
 
 def intakes(
@@ -170,7 +195,7 @@ def _decode_any(
 
 
 def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall_s: float) -> Request | Refused:
-    """Decode a record, which gets its route; a request without an id gets one, the same in a replay."""
+    """Decode a record and the route of its reply; a request without an id gets one, the same in a replay."""
     content_type = PROTOBUF
     given_id = f"{in_flight.topic}-{in_flight.partition}-{in_flight.offset}"
     found: Mapping[str, bytes] = {}
@@ -188,7 +213,6 @@ def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall
             given_id = _text(found, "ce_id") or given_id
         else:
             route = intake.route
-        in_flight.route = route
         limits = intake.max_record_bytes, intake.defaults.max_inputs
         message = message_of(in_flight.value, content_type, *limits, generates=intake.generates)
         if not message.request_id:
@@ -197,7 +221,7 @@ def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall
         request = decode_request(
             message,
             intake.defaults,
-            in_flight,
+            Origin(in_flight, route),
             received_s=received_s,
             wall_s=wall_s,
             deadline_s=deadline_s,
@@ -207,8 +231,8 @@ def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall
         return request
     except RequestError as error:
         request_id = message.request_id if message is not None else given_id
-        kept = route is None or message is None
-        return Refused(in_flight, error, request_id, route, dead_letter=kept, generates=intake.generates)
+        unread = route is None or message is None
+        return Refused(in_flight, error, request_id, route, dead_letter=unread, generates=intake.generates)
 
 
 def _route(headers: Sequence[Header], intake: Intake, found: Mapping[str, bytes]) -> ReplyRoute:

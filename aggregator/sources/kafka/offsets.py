@@ -42,27 +42,8 @@ class RawRecord:
 
 
 @dataclass(slots=True, eq=False)
-class ReplyRoute:
-    """Where and how to reply: `headers` are the reply's, its content type, then the routing and trace headers.
-
-    Records without headers share their topic's, so none is ever changed. `on_progress` is called whenever the
-    generated text has grown.
-    """
-
-    topic: str
-    partition: int | None
-    json: bool
-    headers: Sequence[Header]
-    on_progress: Callable[[], None] | None = None
-
-
-NOWHERE = ReplyRoute("", None, json=False, headers=())
-"""Of a record that is not decoded yet."""
-
-
-@dataclass(slots=True, eq=False)
 class InFlightRecord:
-    """One record that was handed out, until the broker has acknowledged its outcome: the origin of its request.
+    """One record that was handed out, until the broker has acknowledged its outcome.
 
     A consumer's own object takes twice as much memory, and as many of these wait as queries do. `unreadable` is the
     reason why the record is undecodable; then it has neither key nor value.
@@ -74,7 +55,6 @@ class InFlightRecord:
     key: bytes | None
     value: bytes | None
     headers: Sequence[Header]
-    route: ReplyRoute = NOWHERE
     completed: bool = False
     unreadable: str = ""
 
@@ -85,10 +65,6 @@ class InFlightRecord:
     @property
     def partition(self) -> int:
         return self.committed_offset.partition
-
-    def progressed(self) -> None:
-        if self.route.on_progress is not None:
-            self.route.on_progress()
 
 
 OnFenced = Callable[[Sequence[InFlightRecord]], None]

@@ -9,7 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 
 from aiokafka.errors import (
@@ -25,7 +25,7 @@ from aggregator.observability.metrics import Metrics, Unwritten
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import KAFKA, Failure, Request
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.decode import Refused, record_of, reply_id
+from aggregator.sources.kafka.decode import Refused, origin_of, record_of, reply_id
 from aggregator.sources.kafka.offsets import Header, InFlightRecord
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer
@@ -135,8 +135,8 @@ def encode_replies(requests: Sequence[Request], group_id: str, now_s: float = 0.
     """
     replies: list[OutgoingRecord] = []
     for request in requests:
-        record = record_of(request)
-        route = record.route
+        origin = origin_of(request)
+        record, route = origin.in_flight, origin.route
         identity = reply_id(record, request.request_id, group_id)
         value = encode(request, identity, now_s, as_json=route.json)
         replies.append(OutgoingRecord(route.topic, route.partition, record.key, value, route.headers))
@@ -295,10 +295,11 @@ class DeadLetters:
 class Deltas:
     """The generations with new tokens that are not written yet, in the order of their first such token.
 
-    `topics`: the delta topic of each query topic that has one.
+    `topics`: the delta topic of each query topic that has one. `known`: whether a model is configured.
     """
 
     topics: Mapping[str, str]
+    known: Callable[[str], bool]
     group_id: str
     producer: KafkaProducer
     metrics: Metrics
@@ -308,19 +309,24 @@ class Deltas:
     _writing: asyncio.Task[None] | None = None
     _refused: bool = False
 
-    def follow(self, request: Request) -> None:
-        """Write the request's deltas from now on, if its topic has a delta topic and the request wants them."""
-        if request.generation is not None and not request.generation.final_only and self._topic(request) is not None:
-            record = record_of(request)
-            record.route = replace(record.route, on_progress=lambda: self._grew(request))
+    def wanted(self, request: Request) -> bool:
+        """Whether the request's topic has a delta topic, and the request wants deltas."""
+        generation = request.generation
+        if generation is None or generation.final_only or not self.known(request.model):
+            return False
+        return record_of(request).topic in self.topics
+
+    def grew(self, request: Request) -> None:
+        """The request's generation has new tokens."""
+        if self.wanted(request):
+            self._grown[request] = None
+            if self._writing is None:
+                self._writing = asyncio.create_task(self._write(), name="write deltas")
 
     def end(self, requests: Sequence[Request]) -> list[OutgoingRecord]:
-        if not self.topics:
-            return []
-        ended = [request for request in requests if record_of(request).route.on_progress is not None]
+        """The last delta of each completed request that wants them."""
+        ended = [request for request in requests if self.wanted(request)]
         for request in ended:
-            in_flight = record_of(request)
-            in_flight.route = replace(in_flight.route, on_progress=None)
             self._grown.pop(request, None)
         return [record for request in ended if (record := self._record(request, done=True)) is not None]
 
@@ -332,11 +338,6 @@ class Deltas:
         if refused and not self._refused:
             _LOG.warning("deltas could not be written", extra={"error": type(refused[0]).__name__})
         self._refused = bool(refused)
-
-    def _grew(self, request: Request) -> None:
-        self._grown[request] = None
-        if self._writing is None:
-            self._writing = asyncio.create_task(self._write(), name="write deltas")
 
     async def _write(self) -> None:
         try:
@@ -353,15 +354,13 @@ class Deltas:
 
     def _record(self, request: Request, *, done: bool) -> OutgoingRecord | None:
         """The next delta; None if there is nothing new, or the partition was revoked."""
-        record, topic = record_of(request), self._topic(request)
-        if topic is None or record.committed_offset.fenced:
+        origin = origin_of(request)
+        record = origin.in_flight
+        if record.committed_offset.fenced:
             return None
         identity = reply_id(record, request.request_id, self.group_id)
         answer = generation.response(request, identity, self.clock(), done=done)
         if answer is None:
             return None
-        value = json_of(answer) if record.route.json else answer.SerializeToString()
-        return OutgoingRecord(topic, None, record.key, value, record.route.headers)
-
-    def _topic(self, request: Request) -> str | None:
-        return self.topics.get(record_of(request).topic)
+        value = json_of(answer) if origin.route.json else answer.SerializeToString()
+        return OutgoingRecord(self.topics[record.topic], None, record.key, value, origin.route.headers)

@@ -69,7 +69,7 @@ class KafkaSource(Source):
             settings, producer, metrics, on_full_changed=self._pause_topics, wall_clock=wall_clock
         )
         deltas = {topic.name: topic.delta_topic for topic in settings.topics if topic.delta_topic}
-        self._deltas = Deltas(deltas, settings.group_id, producer, metrics, clock=clock)
+        self._deltas = Deltas(deltas, known, settings.group_id, producer, metrics, clock=clock)
         self._outcomes = Outcomes(
             settings=settings,
             producer=producer,
@@ -104,6 +104,10 @@ class KafkaSource(Source):
     @override
     def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         return self._outcomes.reply(requests)
+
+    @override
+    def progressed(self, request: Request) -> None:
+        self._deltas.grew(request)
 
     @override
     async def stop(self, grace_s: float) -> None:
@@ -167,7 +171,7 @@ class KafkaSource(Source):
         return ()
 
     def _take_on(self, requests: Sequence[Request]) -> None:
-        """Note which models the records of a topic ask for, whose deltas to write, and what is from the future."""
+        """Note which models the records of a topic ask for, and what is from the future."""
         wall_minus_monotonic_s = self._wall_clock() - self._clock()
         for request in requests:
             record = record_of(request)
@@ -176,7 +180,6 @@ class KafkaSource(Source):
                 request.deadline_s = inf
             if self._known(request.model):
                 self._asked[record.topic].add(request.model)
-                self._deltas.follow(request)
 
     @override
     def pause(self, away: Callable[[str, Task], bool], full: Callable[[str, Priority], bool]) -> None:

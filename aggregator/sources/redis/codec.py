@@ -69,9 +69,6 @@ class Entry:
     refused: Code = Code.OK
     unwritten: Failure | None = None
 
-    def progressed(self) -> None:
-        """A generation is replied to once it is complete."""
-
     def text(self, name: bytes) -> str:
         """A field; empty if it is not there. Raises InvalidRequest."""
         try:

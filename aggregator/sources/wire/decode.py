@@ -20,7 +20,7 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from aggregator.errors import Code, InvalidRequest, Undecodable
-from aggregator.request.request import Defaults, Failure, Options, Origin, Outcome, Request
+from aggregator.request.request import Defaults, Failure, Options, Outcome, Request
 from aggregator.scheduler.work_item import Priority
 from protos.embedding.v1 import embedding_pb2 as pb
 
@@ -272,7 +272,7 @@ def _fits(document: object, message: pb.EmbedRequest | pb.Input | pb.TokenIds) -
 def parse(
     message: pb.EmbedRequest,
     defaults: Defaults,
-    origin: Origin,
+    origin: object,
     *,
     received_s: float,
     wall_s: float,

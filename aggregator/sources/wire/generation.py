@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from aggregator.errors import InvalidRequest, Undecodable
 from aggregator.request.generated_text import GeneratedText
-from aggregator.request.request import Defaults, Options, Origin, Request
+from aggregator.request.request import Defaults, Options, Request
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS, SMALL_BYTES, count_token_ids, fields, priority_of, random_id
 from aggregator.sources.wire.encode import fill_status
 from protos.generation.v1 import generation_pb2 as pb
@@ -103,7 +103,7 @@ def decode_json(data: bytes) -> pb.GenerateRequest:
 def parse(
     message: pb.GenerateRequest,
     defaults: Defaults,
-    origin: Origin,
+    origin: object,
     *,
     received_s: float,
     wall_s: float,

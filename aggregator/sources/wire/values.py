@@ -12,7 +12,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from aggregator.errors import Code, InvalidRequest, Undecodable
-from aggregator.request.request import Defaults, Failure, Origin, Request, Source
+from aggregator.request.request import Defaults, Failure, Request, Source
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.redis import IntakeSettings
 from aggregator.sources.wire import decode, generation
@@ -112,7 +112,7 @@ def message_of(
 def decode_request(
     message: pb.EmbedRequest | GenerateRequest,
     defaults: Defaults,
-    origin: Origin,
+    origin: object,
     *,
     received_s: float,
     wall_s: float,

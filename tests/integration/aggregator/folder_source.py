@@ -19,16 +19,6 @@ from protos.embedding.v1 import embedding_pb2 as pb
 _LOOK_EVERY_S = 0.05
 
 
-class TextFile:
-    """Where a request came from."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def progressed(self) -> None:
-        """Vectors come as a whole."""
-
-
 class FolderSource(Source):
     """Reads every `*.txt` once, and writes the `EmbedResponse` to a file of the same name with the suffix `.reply`."""
 
@@ -56,12 +46,12 @@ class FolderSource(Source):
 
     def _request(self, path: Path) -> Request:
         message = pb.EmbedRequest(request_id=path.stem, inputs=[pb.Input(text=path.read_text())])
-        return parse(message, self._defaults, TextFile(path), received_s=time.monotonic(), wall_s=time.time())
+        return parse(message, self._defaults, path, received_s=time.monotonic(), wall_s=time.time())
 
     @override
     async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         for request in requests:
-            cast("TextFile", request.origin).path.with_suffix(".reply").write_bytes(to_protobuf(request, ""))
+            cast("Path", request.origin).with_suffix(".reply").write_bytes(to_protobuf(request, ""))
         yield requests
 
     @override

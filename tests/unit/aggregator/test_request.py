@@ -21,10 +21,10 @@ from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.wire.decode import decode, parse
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.support.fake_source import GRPC, AnyOrigin
+from tests.support.fake_source import GRPC
 from tests.support.queries import query
 
-ORIGIN = AnyOrigin()
+ORIGIN = object()
 DEFAULTS = Defaults(GRPC, "usual", Priority.DEFAULT, max_inputs=3)
 _LIMITS = StepLimits(100, 4096)
 FIRST, SECOND = Failure(Code.INVALID_ARGUMENT, "first"), Failure(Code.INTERNAL, "second")

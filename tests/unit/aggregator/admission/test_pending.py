@@ -12,14 +12,14 @@ from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.wire.decode import parse
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.support.fake_source import KAFKA, AnyOrigin, FakeSource
+from tests.support.fake_source import KAFKA, FakeSource
 
 
 def request(text: str, deadline_s: float = inf, source: FakeSource = KAFKA) -> Request:
     """A request of one text."""
     message = pb.EmbedRequest(request_id=text, inputs=[pb.Input(text=text)])
     defaults = Defaults(source, "m", Priority.DEFAULT)
-    return parse(message, defaults, AnyOrigin(), received_s=0.0, wall_s=0.0, deadline_s=deadline_s)
+    return parse(message, defaults, object(), received_s=0.0, wall_s=0.0, deadline_s=deadline_s)
 
 
 def test_deadlines_are_kept_earliest_first_and_the_rest_keeps_its_order() -> None:

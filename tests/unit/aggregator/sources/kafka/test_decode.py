@@ -25,6 +25,7 @@ from aggregator.sources.kafka.decode import (
     decode_all,
     decode_large,
     intakes,
+    origin_of,
     record_of,
 )
 from aggregator.sources.kafka.offsets import Header, InFlightRecord
@@ -74,7 +75,7 @@ def test_a_bare_protobuf_record_takes_everything_else_from_its_topic() -> None:
     assert (request.request_id, request.model, list(request.inputs)) == ("q-1", "small", ["why is the sky blue"])
     assert (request.priority, request.source, request.tenant) == (Priority.DEFAULT, KAFKA, "")
     assert (request.received_s, request.deadline_s) == (RECEIVED_S, inf)
-    route = in_flight.route
+    route = origin_of(request).route
     assert record_of(request) is in_flight
     assert (route.topic, route.partition, route.json) == ("embed.replies.v1", None, False)
     assert route.headers == [("content-type", b"application/x-protobuf")]
@@ -98,14 +99,14 @@ def test_json_is_read_in_either_spelling_and_answered_in_json(document: dict[str
     value = json.dumps(document | {"inputs": [{"text": "ein Text"}], "encoding": "ENCODING_INT8"}).encode()
     request = request_of(value, ("content-type", b"application/json; charset=UTF-8"))
     assert (request.request_id, list(request.inputs), request.options.encoding) == ("j", ["ein Text"], pb.ENCODING_INT8)
-    assert record_of(request).route.json
-    assert record_of(request).route.headers == [("content-type", b"application/json")]
+    assert origin_of(request).route.json
+    assert origin_of(request).route.headers == [("content-type", b"application/json")]
 
 
 def test_plain_text_is_one_query_answered_in_json() -> None:
     request = request_of("où est la gare ?".encode(), ("content-type", b"text/plain"))
     assert list(request.inputs) == ["où est la gare ?"]
-    assert record_of(request).route.json
+    assert origin_of(request).route.json
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ class FakedSource(KafkaSourceOverFakes):
 
     def grow(self, request: Request, letters: str) -> None:
         text_of(request).extend([ord(letter) for letter in letters], ())
-        request.origin.progressed()
+        request.source.progressed(request)
 
     async def end(self, request: Request) -> None:
         text_of(request).end(pb.FINISH_REASON_LENGTH)

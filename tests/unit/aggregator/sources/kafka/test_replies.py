@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from aggregator.errors import Code, InvalidRequest, Undecodable
 from aggregator.request.request import Failure, Options, Outcome, Request
 from aggregator.request.vector import CompletedBatch, Vector
-from aggregator.sources.kafka.decode import Refused, record_of, reply_id
-from aggregator.sources.kafka.offsets import Header, ReplyRoute
+from aggregator.sources.kafka.decode import Origin, Refused, ReplyRoute, origin_of, record_of, reply_id
+from aggregator.sources.kafka.offsets import Header
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.replies import DeadLetter, encode_refusal, encode_replies
 from aggregator.sources.wire.encode import response
@@ -46,10 +46,10 @@ def request_of(
 ) -> Request:
     content_type: list[Header] = [("content-type", JSON if json else PROTOBUF), *headers]
     record = in_flight_of(b"", offset=offset)
-    record.route = ReplyRoute("replies", None, json, content_type)
+    route = ReplyRoute("replies", None, json, content_type)
     inputs = ["a"] * len(outcomes)
     named = {"request_id": request_id, "model": "small", "options": options or Options()}
-    return any_request(*inputs, outcomes=outcomes, source=KAFKA, origin=record, **named)
+    return any_request(*inputs, outcomes=outcomes, source=KAFKA, origin=Origin(record, route), **named)
 
 
 def expected(request: Request) -> pb.EmbedResponse:
@@ -88,7 +88,7 @@ def test_every_reply_equals_the_public_message(requests: list[Request]) -> None:
     replies = encode_replies(requests, GROUP)
     assert len(replies) == len(requests)
     for request, reply in zip(requests, replies, strict=True):
-        route = record_of(request).route
+        route = origin_of(request).route
         if route.json:
             assert json.loads(reply.value or b"") == MessageToDict(expected(request))
         else:

@@ -10,8 +10,8 @@ import pytest
 from aggregator.errors import InvalidRequest, NotPermitted
 from aggregator.request.request import Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
-from aggregator.sources.kafka.decode import Intake, Refused, decode, intakes, record_of
-from aggregator.sources.kafka.offsets import Header, ReplyRoute
+from aggregator.sources.kafka.decode import Intake, Refused, ReplyRoute, decode, intakes, origin_of
+from aggregator.sources.kafka.offsets import Header
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import KAFKA
 from tests.support.records import in_flight_of
@@ -31,7 +31,7 @@ def intake() -> Intake:
 def route_of(*headers: Header) -> ReplyRoute:
     request = decode(in_flight_of(QUESTION, headers), intake(), received_s=0, wall_s=0)
     assert isinstance(request, Request), request
-    return record_of(request).route
+    return origin_of(request).route
 
 
 def refused(*headers: Header) -> Refused:

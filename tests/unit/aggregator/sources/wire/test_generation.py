@@ -14,7 +14,7 @@ from aggregator.scheduler.work_item import Priority
 from aggregator.sources.wire import generation
 from protos.embedding.v1 import embedding_pb2
 from protos.generation.v1 import generation_pb2 as pb
-from tests.support.fake_source import AnyOrigin, FakeSource, text_of
+from tests.support.fake_source import FakeSource, text_of
 from tests.support.fake_tokenizer import Letters
 
 DEFAULTS = Defaults(FakeSource("kafka", refusable=False), "m", Priority.DEFAULT)
@@ -22,7 +22,7 @@ DEFAULTS = Defaults(FakeSource("kafka", refusable=False), "m", Priority.DEFAULT)
 
 def parsed(**fields: Any) -> Request:
     message = pb.GenerateRequest(**fields)
-    return generation.parse(message, DEFAULTS, AnyOrigin(), received_s=10.0, wall_s=1000.0)
+    return generation.parse(message, DEFAULTS, object(), received_s=10.0, wall_s=1000.0)
 
 
 def refusal(**fields: Any) -> str:
@@ -73,7 +73,7 @@ def test_deadlines_are_counted_from_intake() -> None:
     message = pb.GenerateRequest(prompt="x")
     message.expire_time.FromMilliseconds(1_002_500)
     message.first_token_timeout.FromMilliseconds(500)
-    request = generation.parse(message, DEFAULTS, AnyOrigin(), received_s=10.0, wall_s=1000.0)
+    request = generation.parse(message, DEFAULTS, object(), received_s=10.0, wall_s=1000.0)
     assert (request.deadline_s, text_of(request).first_token_by_s) == (12.5, 10.5)
 
 
