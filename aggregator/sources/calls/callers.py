@@ -7,7 +7,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -17,7 +17,7 @@ from typing import TypeGuard
 import jwt
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
-from aggregator.errors import Unauthenticated
+from aggregator.errors import InvalidRequest, Unauthenticated
 from aggregator.request.request import Defaults
 from aggregator.settings.aggregator import AuthenticationSettings, JwtSettings
 from aggregator.sources.calls.certificates import WatchedFiles
@@ -33,6 +33,16 @@ _ALGORITHMS = ("RS256", "ES256", "EdDSA")
 _MAX_REMEMBERED = 4096
 _MAX_TENANTS = 4096
 _LONGEST_KEPT = 256
+
+
+_NAMES_CALLER = ("authorization", "x-tenant")
+
+
+def check_repeated(names: Collection[str]) -> None:
+    """Raises InvalidRequest if what came more than once says who calls: a proxy may have believed the other one."""
+    for name in _NAMES_CALLER:
+        if name in names:
+            raise InvalidRequest(f"{name} is sent twice, which might name two callers: send it once")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from google.rpc import error_details_pb2, status_pb2
 from aggregator.errors import InvalidRequest
 from aggregator.observability.metrics import Limit
 from aggregator.request.request import Failure, Request
-from aggregator.sources.calls.callers import CertificateNames, Identity
+from aggregator.sources.calls.callers import CertificateNames, Identity, check_repeated
 from aggregator.sources.calls.calls import Call, Calls, failure_of
 from aggregator.sources.calls.load import Holders, Load, Room
 from aggregator.sources.wire.decode import SMALL_BYTES, decode, head
@@ -237,8 +238,11 @@ class GrpcCalls(Calls):
         return identity, self.room(identity.holders)
 
     def identify(self, context: Context) -> Identity:
-        """Raises Unauthenticated."""
-        metadata = dict(context.invocation_metadata() or ())
+        """Raises Unauthenticated or InvalidRequest."""
+        pairs = context.invocation_metadata() or ()
+        metadata = dict(pairs)
+        if len(metadata) < len(pairs):
+            check_repeated([name for name, count in Counter(name for name, _ in pairs).items() if count > 1])
         return self.callers.identify(
             _text(metadata.get("x-tenant", "")),
             _text(metadata.get("traceparent", "")),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from aggregator.sources.calls.callers import check_repeated
 from aggregator.sources.calls.calls import Calls
 from aggregator.sources.calls.load import RateLimit
 from aggregator.sources.http.errors import FieldError, HttpError
@@ -34,6 +35,7 @@ class HttpCalls(Calls):
     def enter(self, exchange: Exchange) -> None:
         """Identify its caller, and take room for it. Raises TokenbatchError."""
         header = exchange.header
+        check_repeated(exchange.repeated)
         exchange.identity = self.callers.identify(
             header(b"x-tenant"), header(b"traceparent"), header(b"authorization"), exchange.peer, exchange.certificate
         )

@@ -175,7 +175,10 @@ class Connection(asyncio.Protocol):
             self._head_bytes += len(name) + len(value) + 4
             name = name.lower()
             self._hosts += name == b"host"
-            exchange.headers.setdefault(name, value)
+            if name in exchange.headers:
+                exchange.repeated += (name.decode("latin-1"),)
+            else:
+                exchange.headers[name] = value
 
     def on_headers_complete(self) -> None:
         exchange, parser = self._now, self._parser

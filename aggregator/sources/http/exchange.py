@@ -42,6 +42,7 @@ class Exchange:
     has_head = has_body = is_open = is_answered = is_lingering = upgrades = keeps_alive = False
     error: HttpError | None = None
     identity: Identity
+    repeated: tuple[str, ...] = ()
     room: Room | None = None
     span: Span = INVALID_SPAN
     started_s = 0.0

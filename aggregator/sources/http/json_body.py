@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import TypeVar, cast
 
@@ -53,7 +53,7 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes | memoryview, inside: s
         raise _half_a_character(bytes(data)) or FieldError(f"the body is not JSON in UTF-8: {error}") from None
     if not inside and _is_shallow(bytes(data)):
         with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):  # in a part that has no schema
-            data = msgspec.json.encode(_asked(msgspec.json.decode(data)))
+            data = msgspec.json.encode(_asked(msgspec.json.decode(data), _required(decoder)))
         try:
             return decoder.decode(data)
         except msgspec.ValidationError as error:
@@ -76,11 +76,17 @@ def _is_shallow(data: bytes) -> bool:
     return data.count(b"[") + data.count(b"{") <= _MOST_NESTED
 
 
-def _asked(value: object) -> object:
-    """A value without the fields, at any level, that ask for nothing."""
+def _required(decoder: msgspec.json.Decoder[T]) -> Collection[str]:
+    """The fields that a body must have: one that is empty is not missing."""
+    body = cast("type[msgspec.Struct]", decoder.type)
+    return [field.encode_name for field in msgspec.structs.fields(body) if field.required]
+
+
+def _asked(value: object, required: Collection[str] = ()) -> object:
+    """A value without the fields, at any level, that ask for nothing; but with the `required` ones of its own."""
     if isinstance(value, dict):
         kept = ((name, _asked(each)) for name, each in value.items())
-        return {name: each for name, each in kept if not _asks_nothing(name, each)}
+        return {name: each for name, each in kept if name in required or not _asks_nothing(name, each)}
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return [_asked(each) for each in value]
     return value

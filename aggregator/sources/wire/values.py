@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import logging
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import Final
@@ -89,6 +90,7 @@ def message_of(
             "the value begins with magic byte 0, as a Schema Registry's serializers frame it: send the message alone"
         )
     if content_type is JSON:
+        value = value.removeprefix(BOM_UTF8)  # as over HTTP
         return generation.decode_json(value) if generates else decode.decode_json(value, max_inputs)
     try:
         if content_type is not PROTOBUF:

@@ -83,6 +83,17 @@ async def test_a_call_without_a_good_token_is_refused_everywhere(tmp_path: Path,
             await refused(call, grpc.StatusCode.UNAUTHENTICATED)
 
 
+@pytest.mark.parametrize("name", ["authorization", "x-tenant"])
+async def test_metadata_that_says_twice_who_calls_is_refused(tmp_path: Path, name: str) -> None:
+    async with listening(settings=static(tmp_path, "team-a secret-of-a", "team-b secret-of-b")) as door:
+        twice = {"x-tenant": [("x-tenant", "a"), ("x-tenant", "b"), *bearer("secret-of-a")]}
+        metadata = twice.get(name, [*bearer("secret-of-a"), *bearer("secret-of-b")])
+        error = await refused(door.stub.Embed(ask("rain"), metadata=tuple(metadata)), grpc.StatusCode.INVALID_ARGUMENT)
+        assert error.details() == f"{name} is sent twice, which might name two callers: send it once"
+        other = [*bearer("secret-of-a"), ("x-other", "1"), ("x-other", "2")]
+        assert await tenant_of(door, other) == "team-a"
+
+
 async def test_a_changed_list_is_taken_up_without_a_restart(tmp_path: Path) -> None:
     async with listening(settings=static(tmp_path, "team-a old-token")) as door:
         assert await tenant_of(door, bearer("old-token")) == "team-a"

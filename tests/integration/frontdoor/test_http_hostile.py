@@ -188,6 +188,16 @@ async def test_a_token_that_is_not_utf8_is_refused_as_any_other_unknown_one(tmp_
         assert (status, body["error"]["code"]) == (401, "invalid_api_key")
 
 
+@pytest.mark.parametrize("name", [b"Authorization", b"x-tenant", b"x-other"])
+async def test_headers_that_say_twice_who_calls_are_refused(name: bytes) -> None:
+    async with http_door() as (door, _), connected(door.http) as (reader, writer):
+        writer.write(HEAD + name + b": Bearer a\r\n" + name.lower() + b": Bearer b\r\n" + WHOLE.removeprefix(HEAD))
+        status, _, body = await answer(reader)
+        told = body.get("error", {}).get("message", "")
+    says = f"{name.decode().lower()} is sent twice, which might name two callers: send it once"
+    assert (status, told) == ((200, "") if name == b"x-other" else (400, says))
+
+
 async def test_a_refused_body_delays_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_BYTES_PER_S", 1000.0)
     monkeypatch.setattr(connection, "_LINGER_S", 0.2)

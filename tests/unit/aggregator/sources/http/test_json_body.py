@@ -238,3 +238,9 @@ def test_json_that_is_broken_elsewhere_is_no_half_character() -> None:
 def test_a_byte_order_mark_is_no_fault() -> None:
     assert embeddings(b'\xef\xbb\xbf{"input":"a"}') == embeddings(b'{"input":"a"}')
     assert embeddings(b'\xef\xbb\xbf{"input":"a","user":null,"wings":null}') == embeddings(b'{"input":"a"}')
+
+
+def test_tokens_that_are_empty_are_not_missing() -> None:
+    assert decode(DETOKENIZE, b'{"tokens":[],"wings":null}') == decode(DETOKENIZE, b'{"tokens":[]}')
+    with pytest.raises(FieldError, match="Expected `array`, got `null`"):
+        decode(DETOKENIZE, b'{"tokens":null}')

@@ -114,6 +114,7 @@ def test_plain_text_is_one_query_answered_in_json() -> None:
     [
         (b"the sky", b"text/plain"),
         (b'{"prompt": "the sky"}', b"application/json"),
+        (b'\xef\xbb\xbf{"prompt": "the sky"}', b"application/json"),
         (GenerateRequest(prompt="the sky").SerializeToString(), b"application/x-protobuf"),
     ],
 )
@@ -201,6 +202,11 @@ def test_framing_of_a_schema_registry_is_named(content_type: bytes | None) -> No
         "the value begins with magic byte 0, as a Schema Registry's serializers frame it: send the message alone"
     )
     assert told.dead_letter
+
+
+def test_a_byte_order_mark_before_json_is_no_fault() -> None:
+    value = b'\xef\xbb\xbf{"inputs": [{"text": "a"}]}'
+    assert list(request_of(value, ("content-type", b"application/json")).inputs) == ["a"]
 
 
 @pytest.mark.parametrize("value", [b'{"inputs": [{"text": "a"}]}', b"why is the sky blue"])
