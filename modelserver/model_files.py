@@ -76,7 +76,13 @@ class ModelFiles:
     embeds: bool = False
     has_generation_config: bool = False
     classifies: bool = False
+    is_cross_encoder: bool = False
     adapter: Path | None = None
+
+    @property
+    def scores(self) -> bool:
+        """Whether its files say that it ranks or classifies."""
+        return self.classifies or self.is_cross_encoder
 
     @property
     def generates(self) -> bool:
@@ -122,6 +128,7 @@ def read(path: Path, revision: str) -> ModelFiles:
         is_causal=_is_causal(config),
         embeds=(path / "modules.json").is_file() or (path / "1_Pooling").is_dir(),
         has_generation_config=(path / "generation_config.json").is_file(),
+        is_cross_encoder=sentence.get("model_type") == "CrossEncoder",
         classifies=any(str(name).endswith(_CLASSIFIER) for name in config.get("architectures") or ()),
     )
 

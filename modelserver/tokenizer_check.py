@@ -31,6 +31,7 @@ TEXTS = (
     "long text " * 1000,
 )
 """Texts on which tokenizers of the same vocabulary differ."""
+_PAIR = ("how many?", "as many as there are")
 _ADDED_TOKENS = 500
 _SHOWN = 12
 _BLANKS = str.maketrans("Ġ▁", "  ")
@@ -61,12 +62,42 @@ def compare_tokenizer(files: ModelFiles, *, trust_remote_code: bool) -> None:
         theirs = reference(text, truncation=False, padding=False, verbose=False)["input_ids"]
         if ours != theirs:
             raise CannotStart(_told(files, text, ours, theirs))
+    if files.scores:
+        _compare_pair(files, served, reference)
+
+
+def _compare_pair(files: ModelFiles, served: Tokenizer, reference: Any) -> None:
+    """Raises CannotStart for a pair that the two join otherwise, or whose token types only one of them gives."""
+    ours = served.encode(*_PAIR)
+    theirs = reference(*_PAIR, truncation=False, padding=False, verbose=False)
+    if ours.ids != theirs["input_ids"]:
+        raise CannotStart(_told(files, " and ".join(_PAIR), ours.ids, theirs["input_ids"]))
+    typed = joins_with_token_types(files)
+    if any(theirs.get("token_type_ids", ())) is not typed or (typed and ours.type_ids != theirs["token_type_ids"]):
+        raise CannotStart(
+            f"the {TOKENIZER_FILE} of {files.path} gives the tokens of a pair the types {ours.type_ids}, and"
+            f" transformers' AutoTokenizer {theirs.get('token_type_ids', 'none')}: set model_input_names in"
+            " tokenizer_config.json, or save both with transformers.AutoTokenizer.from_pretrained(…).save_pretrained(…)"
+        )
 
 
 def joins_with_token_types(files: ModelFiles) -> bool:
     """Whether the second text of a pair has tokens of type 1, which transformers hands to the model."""
     inputs = json.loads(files.tokenizer.get("tokenizer_config.json", b"{}")).get("model_input_names")
     return (inputs is None or "token_type_ids" in inputs) and 1 in _served(files).encode("a", "b").type_ids
+
+
+def tokens_of(files: ModelFiles, wanted: Sequence[int | str]) -> tuple[str, ...]:
+    """The tokens of the tokenizer that these ids or words are. Raises CannotStart for one that is none."""
+    tokenizer, found = _served(files), list[str]()
+    for each in wanted:
+        token = tokenizer.id_to_token(each) if isinstance(each, int) else each
+        if token is None or tokenizer.token_to_id(token) is None:
+            raise CannotStart(
+                f"the tokenizer of {files.path} has no token {json.dumps(each)}, by which the model scores"
+            )
+        found.append(token)
+    return tuple(found)
 
 
 def prompt_tokens(files: ModelFiles) -> tuple[tuple[int, ...], ...]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from modelserver.engines.engine import Scoring
+
 OWN_CLASSES: Mapping[str, str] = {
     "PaddedEncoder": "modelserver.engines.padded_encoder:PaddedEncoder",
+    "PaddedForSequenceClassification": "modelserver.engines.padded_encoder:PaddedForSequenceClassification",
     "HeadlessBert": "modelserver.engines.padded_encoder:HeadlessBert",
 }
 """Registered with vLLM, by architecture."""
@@ -17,6 +20,11 @@ _SERVED_AS: Mapping[str, str] = {
     # vLLM takes these for models that do not embed.
     **dict.fromkeys(("BertForMaskedLM", "BertForPreTraining"), "HeadlessBert"),
 }
+_PADDED_CLASSIFIERS = frozenset(
+    f"{name}ForSequenceClassification"
+    for name in ("Albert", "Camembert", "Deberta", "DebertaV2", "DistilBert", "Electra", "Gte", "MPNet", "NomicBert")
+)
+"""Classifiers that vLLM has no class for."""
 _CODE_SERVED_AS: Mapping[str, str] = {"Qwen3BidirectionalModel": "VoyageQwen3BidirectionalEmbedModel"}
 """By the class in the code that was published with a model: its config.json names another architecture."""
 _OTHER_FILES = frozenset({"GteModel", "NomicBertModel"})
@@ -26,7 +34,7 @@ _ROBERTA = frozenset({"roberta", "xlm-roberta", "camembert"})
 
 def runs_eagerly(overrides: Mapping[str, Any]) -> bool:
     """Whether these overrides choose a class that vLLM cannot compile."""
-    return overrides.get("architectures") == ["PaddedEncoder"]
+    return overrides.get("architectures") in (["PaddedEncoder"], ["PaddedForSequenceClassification"])
 
 
 def known_type(config: Mapping[str, Any]) -> str | None:
@@ -46,9 +54,16 @@ def refusal(config: Mapping[str, Any]) -> str | None:
     )
 
 
-def hf_overrides(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries of a model's config.json to replace for vLLM when the model embeds."""
+def hf_overrides(config: Mapping[str, Any], scoring: Scoring | None = None) -> dict[str, Any]:
+    """Entries of a model's config.json to replace for vLLM when the model embeds or scores."""
     architecture = next(iter(config.get("architectures") or ()), "")
+    if scoring is not None and scoring.answers:
+        return {
+            "architectures": [architecture.replace("ForCausalLM", "ForSequenceClassification")],
+            "classifier_from_token": list(scoring.answers),
+            "method": "from_2_way_softmax",
+            "num_labels": 1,
+        }
     code = str((config.get("auto_map") or {}).get("AutoModel", "")).rpartition(".")[2]
     replaced: dict[str, Any] = {}
     native = "auto_map" not in config and "activation_function" not in config
@@ -56,6 +71,8 @@ def hf_overrides(config: Mapping[str, Any]) -> dict[str, Any]:
         replaced["architectures"] = ["PaddedEncoder"]
     elif code in _CODE_SERVED_AS:
         replaced["architectures"] = [_CODE_SERVED_AS[code]]
+    elif architecture in _PADDED_CLASSIFIERS and "auto_map" not in config:
+        replaced["architectures"] = ["PaddedForSequenceClassification"]
     elif architecture in _SERVED_AS and "auto_map" not in config:
         replaced["architectures"] = [_SERVED_AS[architecture]]
     if config.get("model_type") in _ROBERTA and "position_embedding_type" not in config:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from modelserver.engines.engine import EMBED_AND_GENERATE, Engine, EngineFacts, Generator, Scoring, Task
 from modelserver.engines.pooling import Embedding, Modules, read_embedding, read_modules
-from modelserver.engines.scoring import of_any, read_scoring
+from modelserver.engines.scoring import read_scoring, synthetic_scoring
 from modelserver.engines.self_check import compare
 from modelserver.engines.synthetic import Poison, SyntheticEngine, synthetic_facts
 from modelserver.engines.synthetic_generator import SyntheticGenerator
@@ -86,7 +86,7 @@ def _tasks_of_files(settings: ModelServerSettings, files: ModelFiles) -> frozens
     if settings.model.adapter:
         embedding_of(settings, files)
         return EMBED_AND_GENERATE
-    if files.classifies:
+    if files.scores:
         return frozenset((read_scoring(files).task,))
     if files.is_causal and files.embeds and files.has_generation_config:
         try:
@@ -101,8 +101,8 @@ def _tasks_of_files(settings: ModelServerSettings, files: ModelFiles) -> frozens
 def scoring_of(settings: ModelServerSettings, files: ModelFiles, task: Task) -> Scoring:
     """How a model scores that is served for this task. Raises CannotStart if it cannot."""
     if settings.engine.kind == "synthetic":
-        return of_any(files, task)
-    if not files.classifies:
+        return synthetic_scoring(files, task)
+    if not files.classifies and not (files.is_causal and task is Task.RANK):
         raise CannotStart(
             f"{files.path} has no classifier (…ForSequenceClassification): it cannot {task}; set model.task to auto"
         )

@@ -214,7 +214,7 @@ def _check_kind(config: VllmConfig, scoring: Scoring | None) -> None:
     wanted = "bi-encoder" if scoring is None else "cross-encoder"
     if model.runner_type != "pooling" or model.score_type != wanted:
         kind = "embedding model" if scoring is None else "model with a classifier"
-        raise CannotStart(f"{model.model} is no {kind} for vLLM {vllm_version}")
+        raise CannotStart(f"{model.model} is no {kind} for vLLM {vllm_version}: set model.task to auto")
 
 
 def _placed(core: EngineCore, modules: Modules | None) -> VectorModules | None:
@@ -235,7 +235,7 @@ def engine_config(options: LoadOptions) -> VllmConfig:
     config = json.loads(Path(options.model_path, "config.json").read_bytes())
     if not options.options.get("trust_remote_code"):
         _replace_code(config, options.model_path)
-    overrides = hf_overrides(config)
+    overrides = hf_overrides(config, options.scoring)
     for architecture, place in OWN_CLASSES.items():
         ModelRegistry.register_model(architecture, place)
     return _engine_config(

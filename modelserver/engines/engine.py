@@ -46,13 +46,15 @@ class Scoring:
     """How a model scores one text or a pair: one score per label; a model that ranks has one.
 
     `template`: the text with {query} and {document} that a pair becomes; empty: as the tokenizer joins a pair.
-    `token_types`: the tokens of a pair's second text have BERT's token type 1.
+    `token_types`: the tokens of a pair's second text have BERT's token type 1. `answers`: of a decoder without a
+    classifier, two tokens, the difference of whose logits after a pair is its score: the second minus the first.
     """
 
     labels: tuple[str, ...]
     activation: Activation
     template: str = ""
     token_types: bool = False
+    answers: tuple[str, ...] = ()
 
     @property
     def task(self) -> Task:

@@ -23,10 +23,14 @@ _ACTIVATIONS = frozenset(
 """Of torch.nn, without parameters."""
 _TRANSFORMER_KEYS: Mapping[str, Collection[Any]] = {
     "backend": (None, "torch"),
-    "module_output_name": (None, "token_embeddings"),
-    "transformer_task": (None, "feature-extraction"),
 }
 """Keys of a sentence config, and the values that are computed."""
+_OUTPUTS: Mapping[str, tuple[str, str]] = {
+    "feature-extraction": ("last_hidden_state", "token_embeddings"),
+    "sequence-classification": ("logits", "scores"),
+    "text-generation": ("logits", "causal_logits"),
+}
+"""By the task of a Transformer module: what transformers' model gives, and the module's name of it."""
 _READ_ELSEWHERE = frozenset(
     (
         *("do_lower_case", "document_length", "max_seq_length", "modality_config", "processing_kwargs"),
@@ -138,13 +142,11 @@ def read_modules(folder: Path, *, trusted: bool) -> Modules | None:
     `trusted`: the code that was published with the model is run. Raises CannotStart for what is not computed.
     """
     file = folder / "modules.json"
-    listed = read_json(file)
+    listed = read_listed(folder)
     if listed is None:
-        _check_transformer(folder)
+        check_transformer(folder)
         pooling = folder / "1_Pooling"
         return _pooling(pooling)[0] if pooling.is_dir() else None
-    if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
-        raise CannotStart(f"{file} lists no modules")
     kinds = [_kind(module, file, trusted=trusted) for module in listed]
     if kinds == ["Transformer"] and (read_json(folder / "config.json") or {}).get("model_type") in POOLS_IN_CODE:
         return None
@@ -153,9 +155,7 @@ def read_modules(folder: Path, *, trusted: bool) -> Modules | None:
             f"{file} lists {', '.join(kinds)}: a model is served that begins with a Transformer and a Pooling module"
         )
     if str(listed[0]["type"]).startswith(_SAVED_BY):
-        _check_transformer(folder)
-    if path := listed[0].get("path"):
-        raise CannotStart(f"{file} has its Transformer in {path}: it must be in the model's folder itself")
+        check_transformer(folder)
     modules, width = _pooling(folder / str(listed[1].get("path", "")))
     layers = [
         _layer(kind, folder / str(module.get("path", ""))) for kind, module in zip(kinds[2:], listed[2:], strict=True)
@@ -165,6 +165,22 @@ def read_modules(folder: Path, *, trusted: bool) -> Modules | None:
     computed = tuple(each for each in layers if each is not None)
     _check_widths(computed, width, file)
     return Modules(modules.poolings, computed, modules.leaves_prompts_out)
+
+
+def read_listed(folder: Path) -> list[dict[str, Any]] | None:
+    """The modules that sentence-transformers saved, the first of them in the folder itself; None: no such list.
+
+    Raises CannotStart for another file.
+    """
+    file = folder / "modules.json"
+    listed = read_json(file)
+    if listed is None:
+        return None
+    if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
+        raise CannotStart(f"{file} lists no modules")
+    if path := listed[0].get("path"):
+        raise CannotStart(f"{file} has its Transformer in {path}: it must be in the model's folder itself")
+    return listed
 
 
 def _generating_pooling(folder: Path, *, trusted: bool) -> Pooling:
@@ -209,24 +225,36 @@ def _kind(module: Mapping[str, Any], file: Path, *, trusted: bool) -> str:
     )
 
 
-def _check_transformer(folder: Path) -> None:
-    """Raises CannotStart for a sentence config, or one of the whole model, that asks for other vectors."""
+def check_transformer(folder: Path, task: str = "feature-extraction") -> None:
+    """Raises CannotStart for a sentence config, or one of the whole model, that asks for other vectors or scores.
+
+    `task`: transformers' name of what the model computes.
+    """
+    embeds = task == "feature-extraction"
+    output, given_as = _OUTPUTS[task]
     for key, value in sentence_config(folder).items():
         if key in ("model_args", "model_kwargs", "config_args", "config_kwargs"):
             known = isinstance(value, dict | None) and not (value or {}).keys() - _HOW_COMPUTED
         elif key == "modality_config":
             text = value.get("text") or {}
             known = text.get("method", "forward") == "forward"
-            known &= text.get("method_output_name", "last_hidden_state") == "last_hidden_state"
+            known &= text.get("method_output_name", output) == output and (embeds or "message" not in value)
+        elif key in ("transformer_task", "module_output_name"):
+            known = value in (None, task if key == "transformer_task" else given_as)
         else:
             known = key in _READ_ELSEWHERE or value in _TRANSFORMER_KEYS.get(key, ())
         if not known:
             raise CannotStart(f"{folder} sets {key} of its Transformer module to {json.dumps(value)}, which is not"
                               " computed")  # fmt: skip
     whole = read_json(folder / "config_sentence_transformers.json") or {}
-    if whole.get("model_type", "SentenceTransformer") != "SentenceTransformer":
+    kind = "SentenceTransformer" if embeds else "CrossEncoder"
+    if whole.get("model_type", kind) != kind:
+        given = "one vector a text" if embeds else "scores"
+        raise CannotStart(f"{folder} is a {whole['model_type']} of sentence-transformers: it does not give {given}")
+    if not embeds and whole.get("default_prompt_name") is not None:
         raise CannotStart(
-            f"{folder} is a {whole['model_type']} of sentence-transformers: its vectors are not one a text"
+            f"config_sentence_transformers.json in {folder} sets default_prompt_name to {whole['default_prompt_name']}:"
+            " no prompt is put before a pair; remove it if the model was trained without one"
         )
     if whole.get("truncate_dim") is not None:
         raise CannotStart(
@@ -235,7 +263,7 @@ def _check_transformer(folder: Path) -> None:
         )
 
 
-def _config(folder: Path, known: Collection[str], *, optional: bool = False) -> dict[str, Any]:
+def read_config(folder: Path, known: Collection[str], *, optional: bool = False) -> dict[str, Any]:
     file = folder / "config.json"
     config = read_json(file)
     if config is None and optional:
@@ -250,7 +278,7 @@ def _config(folder: Path, known: Collection[str], *, optional: bool = False) -> 
 def _pooling(folder: Path) -> tuple[Modules, int]:
     """The poolings, and the size of the joined vector."""
     file, sizes = folder / "config.json", ("embedding_dimension", "word_embedding_dimension")
-    config = _config(folder, (*sizes, "include_prompt", "pooling_mode", *_OLD_KEYS))
+    config = read_config(folder, (*sizes, "include_prompt", "pooling_mode", *_OLD_KEYS))
     named = config.get("pooling_mode")
     if named is None:
         named = [mode for key, mode in _OLD_KEYS.items() if _flag(config, key, file)] or [Pooling.MEAN]
@@ -266,16 +294,16 @@ def _layer(kind: str, folder: Path) -> Dense | LayerNorm | Normalize | None:
     file = folder / "config.json"
     names = ("module_input_name", "module_output_name")
     if kind == "Dropout":
-        _config(folder, ("dropout",), optional=True)
+        read_config(folder, ("dropout",), optional=True)
         return None  # of training alone
     if kind == "LayerNorm":
-        return LayerNorm(folder, _size(_config(folder, ("dimension",)), "dimension", file))
+        return LayerNorm(folder, _size(read_config(folder, ("dimension",)), "dimension", file))
     if kind == "Normalize":
-        _check_names(_config(folder, names, optional=True), names, file)
+        _check_names(read_config(folder, names, optional=True), names, file)
         return Normalize()
     if kind != "Dense":
         raise CannotStart(f"{folder.parent / 'modules.json'} has a second {kind} module, which is not computed")
-    config = _config(folder, ("in_features", "out_features", "bias", "activation_function", "use_residual", *names))
+    config = read_config(folder, ("in_features", "out_features", "bias", "activation_function", "use_residual", *names))
     _check_names(config, names, file)
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     name = str(activation).rpartition(".")[2]

@@ -10,7 +10,7 @@ import numpy as np
 from modelserver.engines.engine import Engine, EngineFacts, IdArray, Matrix
 
 TOLERANCE = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 4e-3}
-"""By dtype: the largest difference between components of unit vectors that still counts as the same."""
+"""By dtype: the largest difference that still counts as the same, of components of unit vectors, or of scores."""
 
 _LONGEST = 512
 _SEED = 20_240_501
@@ -18,7 +18,7 @@ _SEED = 20_240_501
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The difference of two engines on unit vectors, and the tolerance."""
+    """The difference of two engines on unit vectors or scores, and the tolerance."""
 
     difference: float
     tolerance: float
@@ -33,10 +33,16 @@ def compare(candidate: Engine, oracle: Engine) -> Agreement:
     facts = oracle.facts
     differences: list[float] = []
     for token_ids, lengths in batches(facts):
-        ours = _unit(candidate.prepare(token_ids, lengths).run())
-        theirs = _unit(oracle.prepare(token_ids, lengths).run())
+        second = lengths // 2 if facts.token_types else None
+        ours = candidate.prepare(token_ids, lengths, second).run()
+        theirs = oracle.prepare(token_ids, lengths, second).run()
         if ours.shape != theirs.shape:
             return Agreement(float("nan"), TOLERANCE[facts.dtype])
+        if facts.scoring is None:
+            ours, theirs = _unit(ours), _unit(theirs)
+        else:  # of logits, which have no bound, by the largest
+            scale = max(1.0, float(np.abs(theirs).max()))
+            ours, theirs = ours / scale, theirs / scale
         differences.append(float(np.abs(ours - theirs).max()))
     return Agreement(float(np.max(differences)), TOLERANCE[facts.dtype])  # np.max keeps NaN
 

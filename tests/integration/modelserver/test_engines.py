@@ -101,7 +101,7 @@ def test_on_a_gpu_an_encoder_asks_for_a_tenth_of_the_memory_unless_it_is_told_ot
     ("name", "said"),
     [
         ("unknown", "NobodysModel"),
-        ("classifier", "is not an embedding model for vLLM"),
+        ("classifier", "sentence-transformers' Transformer is computed"),
         ("jina-v3", "serve jinaai/jina-embeddings-v3-hf instead"),
         ("gte-v1.5", "set trust_remote_code in engine.vllm_options"),
     ],
