@@ -195,8 +195,7 @@ def apart(requests: Sequence[Request]) -> tuple[list[list[Request]], list[Reques
     long: list[Request] = []
     room = 0
     for request in requests:
-        inputs = request.inputs
-        characters = len(inputs[0]) if len(inputs) == 1 else sum(map(len, inputs))
+        characters = _characters(request)
         if characters > LONG_CHARACTERS:
             long.append(request)
             continue
@@ -208,8 +207,13 @@ def apart(requests: Sequence[Request]) -> tuple[list[list[Request]], list[Reques
     return portions, long
 
 
+def _characters(request: Request) -> int:
+    inputs = request.inputs
+    return len(inputs[0]) if len(inputs) == 1 else sum(map(len, inputs))
+
+
 def is_long(requests: Sequence[Request]) -> bool:
-    return len(requests) == 1 and bool(apart(requests)[1])
+    return len(requests) == 1 and _characters(requests[0]) > LONG_CHARACTERS
 
 
 async def count_together(model_revision: ModelRevision, texts: Sequence[str], *, long: bool = False) -> list[Counted]:
@@ -269,6 +273,7 @@ def too_long(model_revision: ModelRevision, request: Request, found: str) -> Fai
 def _slices(counted: TokenBatch) -> Iterator[bytes]:
     data = counted.ids.tobytes()
     start = 0
-    for end in (np.cumsum(counted.lengths) * _ID_BYTES).tolist():
+    for length in counted.lengths.tolist():
+        end = start + length * _ID_BYTES
         yield data[start:end]
         start = end

@@ -111,6 +111,11 @@ class ServedTask:
     def available(self) -> bool:
         return any(model_revision.engines for model_revision in self.revisions.values())
 
+    @property
+    def waits(self) -> bool:
+        """Whether a request waits for a server or a batch, so that the dispatcher has something to do."""
+        return len(self.pending) > 0 or any(each.dispatcher.waits for each in self.revisions.values())
+
     def stalled_s(self, now_s: float) -> float:
         """For how long all that was sent to its servers timed out while something waited."""
         stalled = (model_revision.dispatcher.stalled_s(now_s) for model_revision in self.revisions.values())

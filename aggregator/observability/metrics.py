@@ -10,9 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-import numpy as np
-import numpy.typing as npt
-
 from aggregator.errors import Code
 from aggregator.observability.costs import Costs
 from aggregator.observability.recorder import Recorder
@@ -158,16 +155,15 @@ class Metrics:
         self,
         source: str,
         codes: Mapping[Code, int],
-        latencies_s: Sequence[float] | npt.NDArray[np.float64],
+        latencies_s: Sequence[float],
     ) -> None:
         """Requests of a source were answered: the count of each code, and the times since intake."""
         for code, count in codes.items():
             self._requests.add(count, source, code.name)
-        latencies = np.asarray(latencies_s, np.float64)
-        self._e2e_duration.record_all(latencies, source)
-        self.recorder.answered(source, latencies)
+        self._e2e_duration.record_all(latencies_s, source)
+        self.recorder.answered(source, latencies_s)
         if self._slo_s is not None:
-            self._slo_violations.add(int(np.count_nonzero(latencies > self._slo_s)), source)
+            self._slo_violations.add(sum(latency_s > self._slo_s for latency_s in latencies_s), source)
 
     def generated(
         self, model: str, generation: GeneratedText, total_s: float, received_s: float, failure: Failure | None

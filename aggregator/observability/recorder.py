@@ -114,9 +114,9 @@ class Recorder:
         report = StepReport(batch.token_count, max(0.0, now_s - batch.packed_s), 0, 0.0, 0.0)
         self._add(batch, task, report, now_s, code.name)
 
-    def answered(self, source: str, latencies_s: npt.NDArray[np.float64]) -> None:
+    def answered(self, source: str, latencies_s: Sequence[float]) -> None:
         if self._clock() < self._looks_until_s:
-            self._latencies.setdefault(source, []).append(latencies_s)
+            self._latencies.setdefault(source, []).append(np.array(latencies_s, np.float64))
 
     def take_new(self) -> list[BatchRecord]:
         new = list(self._new)

@@ -45,11 +45,10 @@ class Completion:
 
     async def complete(self, requests: Sequence[Request]) -> None:
         """Reply to requests whose every input has an outcome; to callers first, who need no broker."""
-        for source in sorted(self._sources, key=lambda source: not source.refusable):
-            mine = [request for request in requests if request.source is source]
-            if mine:
-                async for delivered in source.reply(mine):
-                    self._release(delivered)
+        by_source = _by_source(requests)
+        for source in sorted(by_source, key=lambda source: not source.refusable):
+            async for delivered in source.reply(by_source[source]):
+                self._release(delivered)
 
     def give_up(self, request: Request) -> None:
         """A caller went away: remove its inputs from the queue; results of those that run are dropped."""
@@ -72,9 +71,13 @@ class Completion:
         self._release(forgotten)
 
     def pause_sources(self) -> None:
+        """Pause the sources that are not refused at a limit, by the state of the models; the only place that does."""
+        pausable = [source for source in self._sources if not source.refusable]
+        if not pausable:
+            return
         now_s, find = self._clock(), self._models.find
         full = {model.name: model.full() for model in self._models}
-        for source in self._sources:
+        for source in pausable:
             source.pause(
                 lambda name, task: not (find(name, task).available or find(name, task).refused_from_s <= now_s),
                 lambda name, priority: priority in full[find(name).name],
@@ -82,17 +85,22 @@ class Completion:
 
     def _release(self, requests: Sequence[Request]) -> None:
         now_s = self._clock()
-        for source in self._sources:
-            mine = [request for request in requests if request.source is source]
-            if mine:
-                failed = Counter(request.code for request in mine if request.failed)
-                codes = {Code.OK: len(mine) - failed.total(), **failed}
-                self._metrics.answered(source.name, codes, [now_s - request.received_s for request in mine])
+        for source, mine in _by_source(requests).items():
+            failed = Counter(request.code for request in mine if request.failed)
+            codes = {Code.OK: len(mine) - failed.total(), **failed}
+            self._metrics.answered(source.name, codes, [now_s - request.received_s for request in mine])
         for request in requests:
             account(request, now_s)
             request.release()
         self.expect(-len(requests))
         self.pause_sources()
+
+
+def _by_source(requests: Sequence[Request]) -> dict[Source, list[Request]]:
+    groups: dict[Source, list[Request]] = {}
+    for request in requests:
+        groups.setdefault(request.source, []).append(request)
+    return groups
 
 
 def account(request: Request, now_s: float) -> None:

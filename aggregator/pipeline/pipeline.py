@@ -180,7 +180,8 @@ class Pipeline:
         while True:
             self._something_changed.clear()
             now_s = self._clock()
-            wake_s = min(self._dispatch_task(served, now_s) for served in self.models.tasks)
+            waiting = [served for served in self.models.tasks if served.waits]
+            wake_s = min((self._dispatch_task(served, now_s) for served in waiting), default=inf)
             timer = None
             if wake_s < inf:
                 timer = loop.call_later(max(0.0, wake_s - self._clock()), self._something_changed.set)

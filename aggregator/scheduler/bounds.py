@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil
+from math import ceil, inf
 
 from aggregator.scheduler.rates import Drain
 from aggregator.scheduler.work_item import Priority
@@ -57,7 +57,7 @@ class SharedBound:
         for holder in holders:
             held[holder] = held.get(holder, 0) + amount
 
-    def put_down_to(self, holder: str, amount: int) -> None:
+    def also_count_for(self, holder: str, amount: int) -> None:
         """Count `amount`, which was taken already, for one more holder."""
         self._held[holder] = self._held.get(holder, 0) + amount
 
@@ -112,7 +112,8 @@ class Admission:
         self._policy = policy
         self.total = 0
         self.released = 0
-        self._stopped: set[Priority] = set()
+        self._stopped: frozenset[Priority] = frozenset()
+        self._resumes_below = self._stops_at = 0.0
         self._called: dict[str, int] = {}
         self._called_total = 0
         self._closed: set[str] = set()
@@ -183,10 +184,19 @@ class Admission:
         return token_count >= self._policy.max_tokens
 
     def stopped(self) -> frozenset[Priority]:
-        for priority, share in zip(Priority, self._policy.kafka_shares, strict=True):
-            limit = share * self._policy.max_tokens
-            if self.total >= limit:
-                self._stopped.add(priority)
-            elif self.total < limit * self._policy.resume_share:
-                self._stopped.discard(priority)
-        return frozenset(self._stopped)
+        """The classes whose intake is stopped; looked up again only where a limit was passed."""
+        if not self._resumes_below <= self.total < self._stops_at:
+            before, resume_share = self._stopped, self._policy.resume_share
+            limits = {
+                priority: share * self._policy.max_tokens
+                for priority, share in zip(Priority, self._policy.kafka_shares, strict=True)
+            }
+            self._stopped = frozenset(
+                priority
+                for priority, limit in limits.items()
+                if self.total >= (limit * resume_share if priority in before else limit)
+            )
+            stopped = [limits.pop(priority) for priority in self._stopped]
+            self._resumes_below = max(stopped, default=0.0) * resume_share
+            self._stops_at = min(limits.values(), default=inf)
+        return self._stopped

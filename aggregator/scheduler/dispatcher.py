@@ -130,6 +130,11 @@ class Dispatcher:
         self._reserving = False
         self._batch_ids = (f"{name}-{number}" for number in count(1))
 
+    @property
+    def waits(self) -> bool:
+        """Whether something is queued, is to be sent again, or still holds a replica for a suspect."""
+        return self._reserving or len(self.queue) > 0 or len(self.retries) > 0
+
     def due(self, now_s: float, *, max_items: int, draining: bool = False) -> Due:
         """Pack every batch that is to be sent now: retry batches first, then batches from the queue."""
         due = Due()

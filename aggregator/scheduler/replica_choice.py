@@ -108,7 +108,7 @@ def choose_replica(
     if not ready:
         return ReplicaChoice(None, wake_s, lacks_replica=True)
     tokens = min(queued_tokens, *(replica.token_budget for replica in ready))
-    best = min(ready, key=lambda replica: replica.finish_s(tokens, now_s))
+    best = ready[0] if len(ready) == 1 else min(ready, key=lambda replica: replica.finish_s(tokens, now_s))
     if prompt:
         best = _with_prefix(ready, best, tokens, now_s, prompt)
     best_finish_s = best.finish_s(min(queued_tokens, best.token_budget), now_s)

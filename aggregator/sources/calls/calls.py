@@ -112,13 +112,13 @@ def call_of(request: Request) -> Call:
 class CallBatcher:
     """Calls that wait for admission. Those that come while others are being admitted form the next batch."""
 
-    def __init__(self, turn_s: Callable[[float], float], clock: Callable[[], float] = time.monotonic) -> None:
-        """`turn_s`: when a server takes its next batch, given the present time (both monotonic seconds)."""
-        self._turn_s = turn_s
+    def __init__(self, next_batch_at: Callable[[float], float], clock: Callable[[], float] = time.monotonic) -> None:
+        """`next_batch_at`: when a server takes its next batch, given the present time (both monotonic seconds)."""
+        self._next_batch_at = next_batch_at
         self._clock = clock
         self._calls: list[Request] = []
         self._inputs = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._due = asyncio.Event()
         self._admitting = False
         self._closed = False
@@ -140,9 +140,12 @@ class CallBatcher:
         if self._admitting or self._inputs >= ENOUGH_INPUTS:
             self.receive_now()
         elif self._timer is None:
-            now_s = self._clock()
-            wait_s = min(LONGEST_S, max(0.0, self._turn_s(now_s) - now_s))
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self.receive_now)
+            now_s, loop = self._clock(), asyncio.get_running_loop()
+            wait_s = min(LONGEST_S, self._next_batch_at(now_s) - now_s)
+            if wait_s <= 0.0:  # with those that arrived in the same turn of the loop
+                self._timer = loop.call_soon(self.receive_now)
+            else:
+                self._timer = loop.call_later(wait_s, self.receive_now)
 
     def receive_now(self) -> None:
         """Make the batch due now, as when a server became free."""
@@ -199,7 +202,7 @@ class Calls:
     @staticmethod
     def _counted(request: Request, identity: Identity, room: Room) -> Request:
         if request.tenant != identity.defaults.tenant:
-            room.put_down_to(tenant_holder(request.tenant))
+            room.also_count_for(tenant_holder(request.tenant))
         return request
 
     async def _parse_large(self, *asked: *_Asked) -> Request:

@@ -132,7 +132,7 @@ class Room:
         self.size_bytes += size_bytes
         self._load.bytes.take(self.holders, size_bytes)
 
-    def put_down_to(self, holder: str) -> None:
+    def also_count_for(self, holder: str) -> None:
         """Count it against the share of one more holder. Raises Overloaded when that share is used up."""
         load = self._load
         for bound, amount, limit in (
@@ -144,8 +144,8 @@ class Room:
             bound.take(self.holders, amount)
             if not fits:
                 raise load.refusal(limit)
-        load.calls.put_down_to(holder, 1)
-        load.bytes.put_down_to(holder, self.size_bytes)
+        load.calls.also_count_for(holder, 1)
+        load.bytes.also_count_for(holder, self.size_bytes)
         self.holders += (holder,)
 
     def keep_until(self, work: asyncio.Future[None]) -> None:

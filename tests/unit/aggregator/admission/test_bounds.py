@@ -116,7 +116,7 @@ def test_what_one_holder_has_is_counted_until_all_of_it_is_given_back() -> None:
     bound.take(("a",), 60)
     assert [bound.has_room(amount) for amount in (40, 41)] == [True, False]
     bound.take(("b",), 10)
-    bound.put_down_to("a", 10)
+    bound.also_count_for("a", 10)
     bound.give_back(("a", "nobody"), 0)
     bound.give_back(("a",), 60)
     assert (bound.total, bound.holders) == (10, 2)
@@ -135,7 +135,7 @@ def test_each_of_several_holders_must_have_a_share_left() -> None:
 def test_one_more_may_be_held_to_account_for_what_was_taken() -> None:
     bound = SharedBound(100)
     bound.take(("connection",), 60)
-    bound.put_down_to("tenant", 60)
+    bound.also_count_for("tenant", 60)
     assert bound.total == 60
     assert not bound.fits_share(("tenant",), 101)
     bound.give_back(("connection", "tenant"), 60)

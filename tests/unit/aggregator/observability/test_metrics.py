@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from opentelemetry.sdk.metrics.export import Metric
 
@@ -119,7 +118,7 @@ def test_answers_are_counted_by_code_and_the_late_ones_apart() -> None:
     buffer = MetricsBuffer()
     metrics = Metrics(buffer, slo_s=0.3)
     metrics.answered("kafka", {Code.OK: 2, Code.NOT_FOUND: 1}, [0.1, 0.2, 0.4])
-    metrics.answered("grpc", {Code.OK: 1}, np.array([0.5]))
+    metrics.answered("grpc", {Code.OK: 1}, [0.5])
     shown = points(buffer)
     requests = {
         (point.attributes["source"], point.attributes["code"]): point.value for point in shown["embed.requests"]

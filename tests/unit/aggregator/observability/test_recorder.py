@@ -5,8 +5,6 @@ from __future__ import annotations
 from math import inf
 from types import SimpleNamespace
 
-import numpy as np
-
 from aggregator.errors import Code
 from aggregator.observability.recorder import KEPT_S, MOST_BATCHES, MOST_REPLICAS, Recorder
 from aggregator.scheduler.dispatcher import Batch
@@ -43,7 +41,7 @@ def test_nothing_is_kept_while_nobody_looks() -> None:
     recorder = Recorder(ManualClock(10.0))
     recorder.batch_done(batch(), Task.EMBED, REPORT, 10.1)
     recorder.batch_failed(batch(), Task.EMBED, Code.INTERNAL, 10.1)
-    recorder.answered("grpc", np.array([0.1]))
+    recorder.answered("grpc", [0.1])
     recorder.look()
     assert not recorder.kept()
     assert not recorder.take_new()
@@ -56,7 +54,7 @@ def test_batches_are_kept_for_a_minute_after_the_last_look_and_latencies_for_two
     recorder.look()
     clock.now_s = 13.0
     recorder.batch_done(batch(), Task.EMBED, REPORT, 13.0)
-    recorder.answered("grpc", np.array([0.1]))
+    recorder.answered("grpc", [0.1])
     assert len(recorder.kept()) == 1
     recorder.look()
     assert not any(recorder.take())

@@ -17,17 +17,17 @@ from tests.support.virtual_time import in_virtual_time, run
 class Intake:
     """What was admitted and when; `busy_s` is how long each admission takes."""
 
-    def __init__(self, turn_s: float, busy_s: float = 0.0) -> None:
+    def __init__(self, next_batch_at: float, busy_s: float = 0.0) -> None:
         self.admitted: list[tuple[float, int]] = []
         self._busy_s = busy_s
         loop = asyncio.get_running_loop()
         self._start_s = loop.time()
-        self._turn_s = self._start_s + turn_s
-        self.batcher = CallBatcher(self._next_turn_s, loop.time)
+        self._next_batch_at = self._start_s + next_batch_at
+        self.batcher = CallBatcher(self._next, loop.time)
         self._task = asyncio.create_task(self._run())
 
-    def _next_turn_s(self, now_s: float) -> float:
-        return max(now_s, self._turn_s)
+    def _next(self, now_s: float) -> float:
+        return max(now_s, self._next_batch_at)
 
     async def _run(self) -> None:
         while calls := await self.batcher.receive():
@@ -43,12 +43,15 @@ def call(inputs: int = 1) -> Request:
 
 
 def admitted(
-    turn_s: float, come: Sequence[tuple[float, int]], busy_s: float = 0.0, then: Callable[[Intake], None] | None = None
+    next_batch_at: float,
+    come: Sequence[tuple[float, int]],
+    busy_s: float = 0.0,
+    then: Callable[[Intake], None] | None = None,
 ) -> list[tuple[float, int]]:
     """When how many calls were admitted, if calls of so many inputs come at these times."""
 
     async def scenario() -> list[tuple[float, int]]:
-        intake = Intake(turn_s, busy_s)
+        intake = Intake(next_batch_at, busy_s)
         now_s = 0.0
         for come_s, inputs in come:
             if come_s > now_s:
@@ -64,7 +67,7 @@ def admitted(
 
 
 @pytest.mark.parametrize(
-    ("turn_s", "come", "went"),
+    ("next_batch_at", "come", "went"),
     [
         (0.0, [(0.0, 1)] * 5, [(0.0, 5)]),
         (0.004, [(0.0, 1), (0.001, 1), (0.003, 1)], [(0.004, 3)]),
@@ -74,9 +77,9 @@ def admitted(
     ids=["an idle server", "a server's turn", "the longest wait", "enough inputs"],
 )
 def test_calls_are_batched_until_a_server_has_its_turn_and_no_longer_than_the_bounds(
-    turn_s: float, come: list[tuple[float, int]], went: list[tuple[float, int]]
+    next_batch_at: float, come: list[tuple[float, int]], went: list[tuple[float, int]]
 ) -> None:
-    assert admitted(turn_s, come) == went
+    assert admitted(next_batch_at, come) == went
 
 
 def test_a_server_that_is_done_early_ends_the_wait() -> None:

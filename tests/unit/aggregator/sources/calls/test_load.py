@@ -103,7 +103,7 @@ def test_a_tenant_that_is_found_later_answers_for_what_its_call_holds() -> None:
     here = Listener()
     room = here.load.enter(("connection",))
     room.widen(100)
-    room.put_down_to("tenant")
+    room.also_count_for("tenant")
     assert room.holders == ("connection", "tenant")
     assert (here.held, here.load.calls.holders, here.load.bytes.holders) == ((1, 100, 0), 2, 2)
     room.widen(100)
@@ -116,12 +116,12 @@ def test_a_tenant_whose_share_of_calls_or_bytes_is_used_up_is_refused_when_it_is
     for _ in range(8):
         here.load.enter(("tenant",))
     late = here.load.enter(("connection",))
-    assert here.refused(lambda: late.put_down_to("tenant"))[0].startswith("your share of the requests")
+    assert here.refused(lambda: late.also_count_for("tenant"))[0].startswith("your share of the requests")
     here = Listener()
     here.load.enter(("tenant",)).charge(790)
     late = here.load.enter(("connection",))
     late.widen(100)
-    assert here.refused(lambda: late.put_down_to("tenant"))[0].startswith("your share of the bytes")
+    assert here.refused(lambda: late.also_count_for("tenant"))[0].startswith("your share of the bytes")
     assert here.limits == {Limit.SHARE_OF_BYTES: 1}
     assert late.holders == ("connection",)
     late.leave()
@@ -153,7 +153,7 @@ def test_a_call_alone_fits_the_share_of_whoever_is_found_to_answer_for_it() -> N
     here = Listener()
     room = here.load.enter(("connection",))
     room.widen(1000)
-    room.put_down_to("tenant")
+    room.also_count_for("tenant")
     room.leave()
     assert here.held == (0, 0, 0)
 
@@ -161,9 +161,9 @@ def test_a_call_alone_fits_the_share_of_whoever_is_found_to_answer_for_it() -> N
 def test_a_tenant_answers_for_as_many_calls_as_its_share() -> None:
     here = Listener()
     for number in range(8):
-        here.load.enter((f"connection {number}",)).put_down_to("tenant")
+        here.load.enter((f"connection {number}",)).also_count_for("tenant")
     one_more = here.load.enter(("another",))
-    words, _ = here.refused(lambda: one_more.put_down_to("tenant"))
+    words, _ = here.refused(lambda: one_more.also_count_for("tenant"))
     assert here.limits == {Limit.SHARE_OF_CALLS: 1}, words
 
 
