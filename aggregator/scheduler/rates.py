@@ -1,4 +1,4 @@
-"""Measure the tokens that arrive per second for a model, the length of a request, and how fast tokens leave."""
+"""Moving averages of what is measured: arriving and leaving tokens, lengths, step times, delays of replies."""
 
 from __future__ import annotations
 
@@ -141,3 +141,64 @@ class Drain:
             self._tokens_per_s = (left - self._left) / (now_s - self._began_s)
             self._began_s, self._left = now_s, left
         return self._tokens_per_s
+
+
+class LiveScale:
+    """How many times slower one replica runs than its curve: a robust moving average of measured over fitted time.
+
+    It averages logarithms, so that twice and half as fast weigh the same. One outlier moves it by at most `weight *
+    clip`. The first steps weigh more, as in a plain mean that begins with one value of 1.0.
+    """
+
+    __slots__ = ("_clip", "_count", "_log_scale", "_weight", "value")
+
+    def __init__(self, weight: float = 0.1, clip: float = 0.7) -> None:
+        """`weight`: the share of a new step once warm. `clip`: the largest deviation that counts (natural logarithm).
+
+        `value` is the factor for fitted times; 1.0 before any step.
+        """
+        self.value = 1.0
+        self._weight = weight
+        self._clip = clip
+        self._count = 1
+        self._log_scale = 0.0
+
+    def observe(self, measured_s: float, fitted_s: float) -> None:
+        """Learn from one step.
+
+        A time that is not positive and finite is ignored: an engine may be faster than its clock's tick.
+        """
+        if not (0.0 < measured_s < math.inf and 0.0 < fitted_s < math.inf):
+            return
+        self._count += 1
+        surprise = math.log(measured_s / fitted_s) - self._log_scale
+        weight = max(self._weight, 1.0 / self._count)
+        self._log_scale += weight * max(-self._clip, min(self._clip, surprise))
+        self.value = math.exp(self._log_scale)
+
+
+class ReplyDelay:
+    """How long after its predicted end a batch is answered, in step times: the mean and twice the mean deviation.
+
+    As in TCP's time-outs (Jacobson, "Congestion avoidance and control", 1988). A query with a deadline before that
+    would be computed in vain. The unit is a step time, so that a replica that was slow forgets its delay as it
+    speeds up.
+    """
+
+    __slots__ = ("_deviation", "_gain", "_mean")
+
+    def __init__(self, gain: float = 0.05) -> None:
+        self._gain = gain
+        self._mean = 0.0
+        self._deviation = 0.0
+
+    @property
+    def value(self) -> float:
+        """Expected delay in step times; never negative, 0 before any reply."""
+        return max(0.0, self._mean + 2.0 * self._deviation)
+
+    def observe(self, delay_s: float, step_s: float) -> None:
+        """A reply came `delay_s` after its predicted end; more than the step's time, `step_s`, counts as that."""
+        surprise = max(-1.0, min(delay_s / step_s, 1.0)) - self._mean if step_s > 0.0 else 0.0
+        self._mean += self._gain * surprise
+        self._deviation += self._gain * (abs(surprise) - self._deviation)

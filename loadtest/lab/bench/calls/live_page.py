@@ -114,7 +114,7 @@ def _unwatched_ns() -> float:
     """What recording costs a batch while nobody looks."""
     recorder, report = Recorder(), StepReport(600, 0.02, 0, 0.0, 0.0)
     batch = Batch("b", [], 600, Replica("a", None, 640, ReplicaPolicy()), SendReason.FULL, None, 0.0, 1.0, 640)
-    latencies_s = np.zeros(64)
+    latencies_s = [0.0] * 64
 
     def record() -> None:
         recorder.batch_done(batch, Task.EMBED, report, 0.0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.scheduler.fairness import FairQueue
+from aggregator.scheduler.queue import FairQueue
 from aggregator.scheduler.work_item import Query, WorkItem
 from tests.support.queries import query, work_item
 

@@ -9,7 +9,8 @@ import pytest
 
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
-from aggregator.scheduler.replica import LiveScale, Replica, ReplyDelay
+from aggregator.scheduler.rates import LiveScale, ReplyDelay
+from aggregator.scheduler.replica import Replica
 from tests.support.simulated_servers import Server, Simulation, ignore
 
 SEEDS = range(50)
