@@ -19,7 +19,7 @@ from typing_extensions import override
 from k8s.process.addresses import split_address
 from k8s.process.errors import StartError
 from k8s.scaler.external_metrics import discovery
-from k8s.scaler.external_metrics.certificates import utc_now
+from k8s.scaler.external_metrics.identity import utc_now
 from k8s.scaler.measuring.demand import StaleInputError
 from k8s.scaler.other_scalers import Find, ask_release, in_cluster
 from k8s.scaler.published import SCALER, Published, UnknownMetric, Value

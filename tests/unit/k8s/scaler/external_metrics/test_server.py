@@ -11,8 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from k8s.scaler.external_metrics.certificates import make, utc_now
-from k8s.scaler.external_metrics.identity import Identity
+from k8s.scaler.external_metrics.identity import Identity, make, utc_now
 from k8s.scaler.external_metrics.server import BadSelector, ExternalMetricsApi, labels_of, quantity
 from k8s.scaler.keda import GrpcPort, KedaScaler
 from k8s.scaler.measuring.figures import Figure

@@ -10,7 +10,7 @@ import pytest
 from cryptography import x509
 
 from k8s.api import Kubernetes, KubernetesError
-from k8s.scaler.external_metrics.certificates import Certificate, is_due, make, serving_certificate
+from k8s.scaler.external_metrics.identity import Certificate, is_due, make, serving_certificate
 from tests.support.fake_kubernetes import FakeKubernetesApi
 
 NAMES = ("scaler.ns.svc", "scaler.ns.svc.cluster.local")
