@@ -57,7 +57,9 @@ class Server:
         self._files = files
         self._queue = StepQueue(time.monotonic)
         self._serving = Serving(self._queue)
-        self._metrics = Metrics(telemetry.buffer, lambda: self._queue.queued_tokens)
+        tasks = tasks_of(settings, files)
+        batches = min(tasks - {Task.GENERATE}, default=Task.EMBED)
+        self._metrics = Metrics(telemetry.buffer, lambda: self._queue.queued_tokens, batches)
         self._servicer = ModelServerServicer(
             self._serving,
             files.tokenizer,
@@ -75,7 +77,7 @@ class Server:
         self._watch = Watch()
         self._start = EngineStart(settings, files, lambda: self._metrics.fallbacks.add(1), self._watch)
         self._degraded = ""
-        self._engine_loop = self._engine_loop_of(tasks_of(settings, files))
+        self._engine_loop = self._engine_loop_of(tasks)
         self._metrics_address = telemetry.metrics_address
         telemetry.health.live["engine"], telemetry.health.ready["engine"] = self._watch.overdue, self._unready
 

@@ -5,7 +5,7 @@ ModelServerError
 │  ├─ InvalidBatch       not a batch at all, or larger than a step
 │  ├─ TooLong            a prompt that leaves no room for a text
 │  ├─ WrongModel         another model or revision serves here
-│  ├─ WrongTask          it embeds and should generate, or the other way round
+│  ├─ WrongTask          it only generates and should embed or score, or the other way round
 │  ├─ QueueFull          too many tokens wait already; another server, or later
 │  └─ NotServing         starting, rebuilding or stopping
 ├─ StepFailed            the engine raised on this batch, and still works

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import grpc
 
 from k8s.process.metrics_buffer import Instrument, Labels, MetricsBuffer
+from modelserver.engines.engine import Task
 from modelserver.scheduler.generation_steps import GenerationStep
 from modelserver.scheduler.merge import Composition
 from modelserver.scheduler.queued_batch import StepReport
@@ -24,16 +25,18 @@ _QUEUED = Instrument("embed.engine.queued_tokens", "{token}", "tokens that wait 
 class Metrics:
     """The instruments. Steps are recorded on the engine's thread, all else on the event loop."""
 
-    def __init__(self, buffer: MetricsBuffer, queued_tokens: Callable[[], int]) -> None:
-        """`queued_tokens` is read at each collection, on the collector's thread."""
+    def __init__(self, buffer: MetricsBuffer, queued_tokens: Callable[[], int], task: Task) -> None:
+        """`queued_tokens` is read at each collection, on the collector's thread; `task`: of the batches."""
+        self._task = task.value
         self._duration = buffer.histogram(
-            "embed.engine.duration", "s", "time of one engine step", _DURATION_BOUNDS_S, "composition"
+            "embed.engine.duration", "s", "time of one engine step", _DURATION_BOUNDS_S, "composition", "task"
         )
         self._tokens = buffer.histogram(
-            "embed.engine.step.tokens", "{token}", "tokens of one engine step", _TOKEN_BOUNDS, "composition"
+            "embed.engine.step.tokens", "{token}", "tokens of one engine step", _TOKEN_BOUNDS, "composition", "task"
         )
         self._idle = buffer.histogram("embed.engine.idle", "s", "the engine's idle time before a step", _IDLE_BOUNDS_S)
-        self._queries = buffer.counter("embed.engine.queries", "{query}", "queries computed")
+        self._queries = buffer.counter("embed.engine.queries", "{query}", "queries computed", "task")
+        self._queries.add(0, self._task)  # a rate needs the zero before the first
         self._batches = buffer.counter("embed.engine.batches", "{batch}", "batches computed")
         self._failed = buffer.counter(
             "embed.engine.failed_steps", "{step}", "steps in which the engine raised", "composition"
@@ -60,10 +63,10 @@ class Metrics:
 
     def step(self, report: StepReport) -> None:
         composition = report.composition.value
-        self._duration.record(report.duration_s, composition)
-        self._tokens.record(report.tokens, composition)
+        self._duration.record(report.duration_s, composition, self._task)
+        self._tokens.record(report.tokens, composition, self._task)
         self._idle.record(report.idle_before_s)
-        self._queries.add(report.queries)
+        self._queries.add(report.queries, self._task)
         self._batches.add(report.batches)
 
     def generation_step(self, step: GenerationStep) -> None:

@@ -61,6 +61,8 @@ def test_it_classifies_without_a_model_that_does() -> None:
     with serving(**synthetic(MODEL__TASK="classify")) as server:
         assert (server.description.task, list(server.description.labels)) == ("classify", ["LABEL_0", "LABEL_1"])
         assert server.embed([[101, 7, 102]]).matrix.shape == (1, 2)
+        server.until_steps(1)
+        assert server.metrics().value("embed_engine_queries_total", task="classify") == 1
 
 
 def test_on_sigterm_it_answers_what_it_accepted_refuses_the_rest_and_exits_with_0() -> None:
@@ -133,8 +135,8 @@ def test_metrics_are_gathered_per_step() -> None:
         text = urlopen(f"http://127.0.0.1:{port}/metrics", timeout=CALL_S).read().decode()
         ready = urlopen(f"http://127.0.0.1:{port}/readyz", timeout=CALL_S)
         assert ready.status == 200
-    assert 'embed_engine_duration_seconds_count{composition="single"} 2' in text
-    assert 'embed_engine_step_tokens_sum{composition="single"} 5' in text
+    assert 'embed_engine_duration_seconds_count{composition="single",task="embed"} 2' in text
+    assert 'embed_engine_step_tokens_sum{composition="single",task="embed"} 5' in text
     assert 'embed_engine_refused_total{code="INVALID_ARGUMENT",what="query"} 1' in text
     assert "embed_engine_queued_tokens 0" in text
     assert "embed_engine_idle_seconds_count 2" in text
