@@ -71,7 +71,11 @@ def test_every_setting_that_is_named_is_there(page: str) -> None:
             assert name in KNOWN, name
 
 
-READ_FIRST = ("README", "CONTRIBUTING", "docs/clients", "docs/install", "docs/operate", "docs/scaling")
+READ_FIRST = (
+    "README",
+    "CONTRIBUTING",
+    *(f"docs/{name}" for name in ("clients", "install", "operate", "page", "runbook", "scaling")),
+)
 _NOT_PROSE = re.compile(r"^```[\s\S]*?^```$|^(?: {4}|[|#!]).*$", re.MULTILINE)
 _TARGET = re.compile(r"\]\([^)]*\)")
 _BETWEEN = re.compile(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) |(?<=[.!?:;])\**\s+(?=[A-Z`*\[“\"(])")
