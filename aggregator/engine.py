@@ -18,6 +18,8 @@ from protos.generation.v1.generation_pb2 import TokenLogprobs
 from protos.modelserver.v1.curve import Curve
 from protos.modelserver.v1.modelserver_pb2 import Sampling
 
+_ID_BYTES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationCosts:
@@ -35,10 +37,22 @@ class GenerationCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerDescription:
-    """A model server's checked description (`Describe`) for one task; `generation` is None if that is to embed.
+class PairTemplate:
+    """How a model wants two texts as one sequence: in a `text` with {query} and {document}, or as its tokenizer joins.
 
-    `beside`: of a server that does both, its description as one that generates.
+    `token_types`: it tells the second text by token type 1.
+    """
+
+    text: str = ""
+    token_types: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDescription:
+    """A model server's checked description (`Describe`) for one task.
+
+    `generation`: only of one that generates. `pair_template`: only of one that scores; `labels`: of its scores, if it
+    is a classifier. `beside`: of a server that embeds and generates, its description as one that generates.
     """
 
     address: str
@@ -58,13 +72,26 @@ class ServerDescription:
     curve: Curve | None
     generation: GenerationCosts | None = None
     beside: ServerDescription | None = None
+    pair_template: PairTemplate | None = None
+    labels: tuple[str, ...] = ()
+
+    @property
+    def task(self) -> Task:
+        if self.pair_template is not None:
+            return Task.SCORE
+        return Task.EMBED if self.generation is None else Task.GENERATE
+
+    @property
+    def kind(self) -> str:
+        """Its task as clients see it: a model that scores ranks or classifies."""
+        if self.task is not Task.SCORE:
+            return self.task
+        return "classify" if self.labels else "rank"
 
     @property
     def by_task(self) -> dict[Task, ServerDescription]:
         """Its descriptions, one per task that it does."""
-        if self.generation is not None:
-            return {Task.GENERATE: self}
-        return {Task.EMBED: self} if self.beside is None else {Task.EMBED: self, Task.GENERATE: self.beside}
+        return {self.task: self} if self.beside is None else {self.task: self, self.beside.task: self.beside}
 
 
 def differences(one: ServerDescription, other: ServerDescription) -> list[str]:
@@ -75,8 +102,9 @@ def differences(one: ServerDescription, other: ServerDescription) -> list[str]:
     names: tuple[str, ...] = ("tokenizer_fingerprint", "vocabulary_size")
     if one.generation is not None and other.generation is not None:
         names += ("max_input_tokens",)
-    elif one.generation is other.generation:
+    elif one.task is other.task:
         names += ("dimensions", "matryoshka_dimensions", "normalizes", "query_prompt", "document_prompt")
+        names += ("pair_template", "labels")
     return [
         f"{name} {getattr(one, name)!r}, not {getattr(other, name)!r}"
         for name in names
@@ -86,7 +114,7 @@ def differences(one: ServerDescription, other: ServerDescription) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingBatch:
-    """One batch in its wire format: ids and lengths, packed int32, little endian."""
+    """One batch in its wire format: ids, lengths, and places of second texts if any, packed int32, little endian."""
 
     batch_id: str
     token_ids: bytes
@@ -96,6 +124,7 @@ class OutgoingBatch:
     attempt: int
     isolate: bool
     max_step_tokens: int
+    second_segments: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,13 +242,18 @@ class PoolMembers(Protocol):
 
 def outgoing(batch: Batch) -> OutgoingBatch:
     """The batch in its wire format: all ids and lengths concatenated."""
+    token_ids, second_segments = [item.token_ids for item in batch.items], b""
+    if len(token_ids[0]) > batch.items[0].token_count * _ID_BYTES:  # as all others: a control is alone
+        second_segments = b"".join([ids[-_ID_BYTES:] for ids in token_ids])
+        token_ids = [ids[:-_ID_BYTES] for ids in token_ids]
     return OutgoingBatch(
         batch_id=batch.batch_id,
-        token_ids=b"".join([item.token_ids for item in batch.items]),
+        token_ids=b"".join(token_ids),
         lengths=np.array([item.token_count for item in batch.items], dtype="<i4").tobytes(),
         query_count=len(batch.items),
         token_count=batch.token_count,
         attempt=batch.attempt,
         isolate=batch.isolated,
         max_step_tokens=max(batch.token_budget, batch.token_count),
+        second_segments=second_segments,
     )

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-
-import numpy as np
 
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
-from aggregator.errors import Code, InvalidRequest
-from aggregator.request.generated_text import GeneratedText
+from aggregator.admission.sequences import (
+    CALL_CHARACTERS,
+    ID_BYTES,
+    SEQUENCES,
+    UNCOUNTABLE,
+    Counted,
+    most_characters,
+    too_long,
+)
+from aggregator.errors import Code
 from aggregator.request.request import Failure, Held, Request
 from aggregator.scheduler.bounds import Admission
 from aggregator.scheduler.queue import TokenQueue
@@ -21,22 +26,15 @@ from protos.embedding.v1 import embedding_pb2 as pb
 
 LONG_CHARACTERS = 1 << 14
 """A request with more characters is counted by itself, so that others do not wait for it."""
-_CALL_CHARACTERS = 1 << 16
-"""Characters of one tokenizer call: short calls let others in between, and stop soon after a cancellation."""
-_CHARACTERS_PER_TOKEN = 32
-"""A text with more of them per token that the model takes is not tokenized whole."""
 _LOG = logging.getLogger(__name__)
-_UNCOUNTABLE = Failure(Code.INVALID_ARGUMENT, "the model's tokenizer cannot take this text")
-
-Counted = bytes | Failure
-"""The token ids of one text, int32 little endian, or why it has none."""
-_ID_BYTES = 4
 _FIRST = (0,)
 _POISONED = Failure(
     Code.INTERNAL, "this input made the engine fail again and again: it is not tried again for some minutes"
 )
-_Waiting = tuple[Request, Sequence[str | bytes], Sequence[int]]
-"""A request, its inputs, and the indexes of those that have no outcome yet."""
+_Waiting = tuple[Request, Sequence[int], int]
+"""A request, the indexes of its inputs that have no outcome yet, and the number of texts to tokenize for them."""
+_Input = tuple[int, bytes, int]
+"""The index of an input, its sequence and the number of its tokens."""
 
 
 async def enqueue(
@@ -80,113 +78,69 @@ async def enqueue(
     return complete
 
 
-def _put(queue: TokenQueue, request: Request, inputs: Sequence[tuple[int, bytes]]) -> list[Query]:
+def _put(queue: TokenQueue, request: Request, inputs: Sequence[_Input]) -> list[Query]:
     queries: list[Query] = []
-    for index, token_ids in inputs:
+    for index, sequence, token_count in inputs:
         deadline_s = request.deadline_s
         if request.generation is not None:
             deadline_s = min(deadline_s, request.generation.first_token_by_s)
         query = Query(request, index, request.priority, request.tenant, request.received_s, deadline_s)
-        queue.put(query, token_ids, len(token_ids) // _ID_BYTES)
+        queue.put(query, sequence, token_count)
         queries.append(query)
     return queries
 
 
 async def _count(model_revision: ModelRevision, requests: Sequence[Request]) -> tuple[list[_Waiting], list[Counted]]:
-    """The open inputs of each request, and the token ids of all texts among them, in order."""
+    """The open inputs of each request, and the token ids of all texts that they need, in order."""
     texts: list[str] = []
     waiting: list[_Waiting] = []
+    sequences = SEQUENCES[requests[0].task]
     for request in requests:
-        prompt, values = model_revision.prompts[request.options.input_type], request.inputs
-        if request.generation is not None and request.generation.messages and request.remaining:
-            values = _chat(model_revision, request, request.generation)
-        indexes = _FIRST if len(values) == 1 else [i for i, found in enumerate(request.outcomes) if found is None]
-        texts += [prompt + text for index in indexes if isinstance(text := values[index], str)]
-        waiting.append((request, values, indexes))
+        outcomes = request.outcomes
+        indexes = _FIRST if len(outcomes) == 1 else [i for i, found in enumerate(outcomes) if found is None]
+        needed = sequences.texts(model_revision, request, indexes) if request.remaining else ()
+        texts += needed
+        waiting.append((request, indexes, len(needed)))
     count = (
         count_long(model_revision, requests[0], texts) if is_long(requests) else count_together(model_revision, texts)
     )
     return waiting, await count
 
 
-def _chat(model_revision: ModelRevision, request: Request, generation: GeneratedText) -> Sequence[str | bytes]:
-    """The prompt that the model's chat template makes; a request with invalid messages fails."""
-    try:
-        return (model_revision.generation_tokenizer.prompt(generation.messages),)
-    except InvalidRequest as error:
-        request.fail(replace(Failure.of(error), field=generation.prompt_field))
-        return (b"",)
-
-
-def _prompt(model_revision: ModelRevision, request: Request, generation: GeneratedText, token_ids: bytes) -> Counted:
-    if generation.messages:  # the template itself places special tokens
-        token_ids = model_revision.generation_tokenizer.without_special(token_ids)
-    description = model_revision.description
-    size = description.vocabulary_size
-    if token_ids and np.frombuffer(token_ids, np.int32).max() >= size:
-        message = f"a token id is not below {size}, the size of the vocabulary"
-        return Failure(Code.INVALID_ARGUMENT, message, field=generation.prompt_field)
-    if any(token_id >= size for token_id in generation.sampling.stop_token_ids):
-        field = "sampling.stop_token_ids"
-        message = f"{field} holds an id that is not below {size}, the size of the vocabulary"
-        return Failure(Code.INVALID_ARGUMENT, message, field=field)
-    tokens = len(token_ids) // _ID_BYTES
-    if not tokens:
-        return Failure(Code.INVALID_ARGUMENT, "the prompt has no tokens", field=generation.prompt_field)
-    if tokens >= description.max_input_tokens:
-        return too_long(model_revision, request, f"{tokens} tokens")
-    generation.begin(description.model_revision, token_ids, model_revision.generation_tokenizer.detokenizer(token_ids))
-    return token_ids
-
-
 def _counted(
     model_revision: ModelRevision, waiting: Sequence[_Waiting], found: Sequence[Counted]
-) -> Iterator[tuple[Request, list[tuple[int, bytes]], int]]:
-    """Each request with its inputs for the engine (index, token ids), and the sum of their tokens.
+) -> Iterator[tuple[Request, list[_Input], int]]:
+    """Each request with its sequences for the engine, and the sum of their tokens.
 
     An input above the model's limit is truncated, or fails.
     """
-    slices = iter(found)
-    for request, values, indexes in waiting:
-        inputs: list[tuple[int, bytes]] = []
-        size_bytes = 0
-        for index in indexes:
-            given = values[index]
-            token_ids = given if isinstance(given, bytes) else next(slices)  # also of requests given up since
-            if request.remaining:
-                checked = _checked(model_revision, request, token_ids)
-                if isinstance(checked, bytes):
-                    inputs.append((index, checked))
-                    size_bytes += len(checked)
-                else:
-                    request.complete_input(index, checked)
-        yield request, inputs, size_bytes // _ID_BYTES
+    taken = 0
+    for request, indexes, text_count in waiting:
+        inputs: list[_Input] = []
+        tokens = 0
+        counted = found[taken : taken + text_count]  # also of requests given up since
+        taken += text_count
+        if request.remaining:
+            made = SEQUENCES[request.task].make(model_revision, request, indexes, counted)
+            for index, sequence in zip(indexes, made, strict=True):
+                failure = sequence if isinstance(sequence, Failure) else _quarantined(model_revision, request, sequence)
+                if failure is None and isinstance(sequence, bytes):
+                    token_count = model_revision.token_count(sequence)
+                    inputs.append((index, sequence, token_count))
+                    tokens += token_count
+                elif failure is not None:
+                    request.complete_input(index, failure)
+        yield request, inputs, tokens
 
 
-def _checked(model_revision: ModelRevision, request: Request, counted: Counted) -> Counted:
-    """The token ids for the engine, or why the input fails."""
-    if isinstance(counted, bytes) and request.generation is not None:
-        counted = _prompt(model_revision, request, request.generation, counted)
-    limit = model_revision.description.max_input_tokens
-    if request.options.truncate_to:
-        limit = min(limit, request.options.truncate_to)
-    if isinstance(counted, bytes) and len(counted) > limit * _ID_BYTES:
-        counted = _shorten(model_revision, request, counted, limit)
-    if isinstance(counted, bytes):
-        retries = model_revision.dispatcher.retries
-        if request.redriven:
-            retries.end_quarantine(counted)
-        elif retries.is_quarantined(counted, request.received_s):
-            return _POISONED
-    return counted
-
-
-def _shorten(model_revision: ModelRevision, request: Request, token_ids: bytes, limit: int) -> Counted:
-    """Truncate an input that is too long, or fail it where the request does not allow that."""
-    truncate = request.options.truncate
-    if truncate == pb.TRUNCATE_NONE:
-        return too_long(model_revision, request, f"{len(token_ids) // _ID_BYTES} tokens")
-    return model_revision.tokenizer.truncate_ids(token_ids, limit, keep_end=truncate == pb.TRUNCATE_START)
+def _quarantined(model_revision: ModelRevision, request: Request, sequence: bytes) -> Failure | None:
+    """Why the sequence is not tried, if it was proven to be poison."""
+    retries = model_revision.dispatcher.retries
+    if request.redriven:
+        retries.end_quarantine(sequence)
+    elif retries.is_quarantined(sequence, request.received_s):
+        return _POISONED
+    return None
 
 
 def apart(requests: Sequence[Request]) -> tuple[list[list[Request]], list[Request]]:
@@ -195,25 +149,20 @@ def apart(requests: Sequence[Request]) -> tuple[list[list[Request]], list[Reques
     long: list[Request] = []
     room = 0
     for request in requests:
-        characters = _characters(request)
+        characters = request.characters
         if characters > LONG_CHARACTERS:
             long.append(request)
             continue
         if characters > room or not portions:
             portions.append([])
-            room = _CALL_CHARACTERS
+            room = CALL_CHARACTERS
         portions[-1].append(request)
         room -= characters
     return portions, long
 
 
-def _characters(request: Request) -> int:
-    inputs = request.inputs
-    return len(inputs[0]) if len(inputs) == 1 else sum(map(len, inputs))
-
-
 def is_long(requests: Sequence[Request]) -> bool:
-    return len(requests) == 1 and _characters(requests[0]) > LONG_CHARACTERS
+    return len(requests) == 1 and requests[0].characters > LONG_CHARACTERS
 
 
 async def count_together(model_revision: ModelRevision, texts: Sequence[str], *, long: bool = False) -> list[Counted]:
@@ -225,7 +174,7 @@ async def count_together(model_revision: ModelRevision, texts: Sequence[str], *,
     except Exception as error:  # noqa: BLE001 - a tokenizer's own errors have no common type, and may quote the text
         _LOG.error("tokenizing failed", extra={"texts": len(texts), "error": type(error).__name__})
         if len(texts) == 1:
-            return [_UNCOUNTABLE]
+            return [UNCOUNTABLE]
     return [counted for text in texts for counted in await count_together(model_revision, [text], long=long)]
 
 
@@ -235,7 +184,7 @@ async def count_long(model_revision: ModelRevision, request: Request, texts: Seq
     Of a text with many times the characters that the model's limit usually has, the end that truncation keeps is
     tokenized; it is refused if it must not be truncated.
     """
-    most = max(_CHARACTERS_PER_TOKEN * model_revision.description.max_input_tokens, _CALL_CHARACTERS)
+    most = most_characters(model_revision)
     truncate = request.options.truncate
     if truncate == pb.TRUNCATE_NONE:
         refused = too_long(model_revision, request, f"more than {most} characters")
@@ -249,31 +198,20 @@ async def _count_in_calls(model_revision: ModelRevision, texts: Sequence[str]) -
     """Count in several calls: other requests get in between, and a cancelled request stops."""
     counted: list[Counted] = []
     call: list[str] = []
-    room = _CALL_CHARACTERS
+    room = CALL_CHARACTERS
     for text in texts:
         if call and len(text) > room:
             counted += await count_together(model_revision, call, long=True)
-            call, room = [], _CALL_CHARACTERS
+            call, room = [], CALL_CHARACTERS
         call.append(text)
         room -= len(text)
     return counted + await count_together(model_revision, call, long=True)
-
-
-def too_long(model_revision: ModelRevision, request: Request, found: str) -> Failure:
-    """The failure for an input that is too long; `found`: its length."""
-    description = model_revision.description
-    remedy = (
-        "send less, or set truncate to TRUNCATE_END or TRUNCATE_START" if request.generation is None else "send less"
-    )
-    taken = f"{description.max_input_tokens} tokens" + ", those of the text included" * (request.generation is not None)
-    field = "" if request.generation is None else request.generation.prompt_field
-    return Failure(Code.OUT_OF_RANGE, f"{found}: {description.model} takes {taken}; {remedy}", field=field)
 
 
 def _slices(counted: TokenBatch) -> Iterator[bytes]:
     data = counted.ids.tobytes()
     start = 0
     for length in counted.lengths.tolist():
-        end = start + length * _ID_BYTES
+        end = start + length * ID_BYTES
         yield data[start:end]
         start = end

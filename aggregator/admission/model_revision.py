@@ -17,10 +17,11 @@ from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.generating_replica import LENGTH_SHARE, MeanLength
 from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.replica import Replica
-from aggregator.scheduler.work_item import Task
+from aggregator.tokenizers.pairs import PairFrame
 from aggregator.tokenizers.tokenizer import Counting, GenerationTokenizer, Tokenizer
 from protos.embedding.v1 import embedding_pb2 as pb
 
+_ID_BYTES = 4
 _CONTROL_TEXT = "1"
 """Short, with the model's special tokens around it: what a server that is well computes."""
 
@@ -29,7 +30,8 @@ class ModelRevision:
     """One revision of a model for one task, while it has servers.
 
     `under_way`: its batches in flight. `mixed`: replicas of servers that also generate. A `retired` revision sends
-    nothing more: what is still queued here is to be removed by `abandon` at once.
+    nothing more: what is still queued here is to be removed by `abandon` at once. `pair_frame`: how a model that scores
+    wants pairs joined; None: by its template of text.
     """
 
     def __init__(
@@ -54,6 +56,11 @@ class ModelRevision:
         self.retired = False
         self.length = MeanLength()
         self._kv_token_s = self._demanded_tokens = 0.0
+        template = description.pair_template
+        self.pair_frame: PairFrame | None = None
+        if template is not None and not template.text:
+            self.pair_frame = tokenizer.pair_frame(token_types=template.token_types)
+        self._mark_bytes = _ID_BYTES if template is not None and template.token_types else 0
         self.prompts: dict[int, str] = {
             pb.INPUT_TYPE_UNSPECIFIED: "",
             pb.INPUT_TYPE_QUERY: description.query_prompt,
@@ -82,6 +89,16 @@ class ModelRevision:
         expected = min(self.length.new_tokens, generation.sampling.max_tokens or inf)
         each_s = costs.per_sequence_s + costs.fixed_s / costs.max_sequences
         return int(expected * each_s / costs.per_token_s)
+
+    def token_count(self, sequence: bytes) -> int:
+        """The tokens of a sequence, behind which there may be the place of its second text."""
+        return (len(sequence) - self._mark_bytes) // _ID_BYTES
+
+    def pair_ends(self, query: str) -> tuple[str, str]:
+        """What the model's template of text puts before and after a document."""
+        template = self.description.pair_template
+        before, _, after = (template.text if template is not None else "").partition("{document}")
+        return before.replace("{query}", query), after.replace("{query}", query)
 
     @property
     def generation_tokenizer(self) -> GenerationTokenizer:
@@ -119,7 +136,7 @@ class ModelRevision:
 
     def _limit_inputs(self) -> None:
         """Accept what each of its servers accepts: one that also generates takes a token less than one that embeds."""
-        task = Task.EMBED if self.description.generation is None else Task.GENERATE
+        task = self.description.task
         limits = [engine.description.by_task[task].max_input_tokens for engine in self.engines.values()]
         if limits:
             self.description = replace(self.description, max_input_tokens=min(limits))

@@ -250,7 +250,7 @@ class Models:
                 served.superseded.append(model_revision)
                 model_revision = None
             if model_revision is None:
-                goal = self._goal if task is Task.EMBED else None
+                goal = None if task is Task.GENERATE else self._goal
                 model_revision = ModelRevision(description, tokenizer, self._counting(tokenizer), self._policy, goal)
                 served.revisions[description.model_revision] = model_revision
             replica = self._replica(description, model_revision)

@@ -42,7 +42,7 @@ class Pending:
         return self._deadlines[0][0] if self._deadlines else inf
 
     def append(self, request: Request) -> None:
-        size = sum(map(len, request.inputs))
+        size = request.characters
         self._sizes[request] = size
         self._size += size
         self.calls += request.source.refusable

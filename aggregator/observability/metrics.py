@@ -138,11 +138,11 @@ class Metrics:
         self._batch_queries.record(queries, replica)
         self._fill_ratio.record(tokens / budget, replica)
 
-    def batch_done(self, batch: Batch, report: StepReport, now_s: float) -> None:
+    def batch_done(self, batch: Batch, task: Task, report: StepReport, now_s: float) -> None:
         """A batch was computed: how long the engine step took, and how long the engine idled before it."""
         self._engine_duration.record(report.step_duration_s, batch.replica.name)
         self._engine_idle.add(report.idle_before_s, batch.replica.name)
-        self.recorder.batch_done(batch, Task.EMBED, report, now_s)
+        self.recorder.batch_done(batch, task, report, now_s)
 
     def embedded(self, model: str, batch: Batch, code: Code, now_s: float) -> None:
         """A batch that was sent came back, with vectors or this error."""

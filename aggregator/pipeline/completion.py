@@ -128,6 +128,7 @@ def share_out(model_revision: ModelRevision, batch: Batch, result: StepResult, n
         inference_s=report.step_duration_s,
         carried_s=max(0.0, batched_s - report.staged_s),
         done_s=now_s,
+        labels=description.labels,
     )
     failures = {row: Failure(Code(code), message) for row, code, message in result.errors}
     packed_s = batch.packed_s

@@ -70,17 +70,18 @@ class BatchRunner:
         model_revision.dispatcher.done(batch, report, now_s)
         if report is None:
             return []
-        model = model_revision.description.model
+        description = model_revision.description
         if batch.control:
-            self.metrics.costs.charge(model, Task.EMBED, REST, report.engine_s)
+            self.metrics.costs.charge(description.model, description.kind, REST, report.engine_s)
             return []
         if result is None:
             self.metrics.recorder.batch_done(batch, Task.GENERATE, report, now_s)
             return []
-        self.metrics.batch_done(batch, report, now_s)
-        self.metrics.embedded(model, batch, Code.OK, now_s)
+        self.metrics.batch_done(batch, description.task, report, now_s)
+        if description.task is Task.EMBED:
+            self.metrics.embedded(description.model, batch, Code.OK, now_s)
         failed_rows = {row for row, _, _ in result.errors}
-        self.metrics.costs.computed(model, Task.EMBED, batch.items, failed_rows, report.engine_s)
+        self.metrics.costs.computed(description.model, description.kind, batch.items, failed_rows, report.engine_s)
         return share_out(model_revision, batch, result, now_s)
 
     def give_up(self, request: Request) -> None:
@@ -155,7 +156,7 @@ class BatchRunner:
         """Queue its items for a retry (`scheduler.retries`); returns the requests that a proven poison completed."""
         self._report("batch failed", engine, error, len(batch.items), batch_id=batch.batch_id)
         dispatcher, now_s = model_revision.dispatcher, self.clock()
-        task = Task.EMBED if model_revision.description.generation is None else Task.GENERATE
+        task = model_revision.description.task
         self.metrics.recorder.batch_failed(batch, task, error.code, now_s)
         if task is Task.EMBED:
             self.metrics.embedded(model_revision.description.model, batch, error.code, now_s)

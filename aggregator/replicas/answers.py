@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.engine import GenerationCosts, OutgoingBatch, ServerDescription, StepResult
+from aggregator.engine import GenerationCosts, OutgoingBatch, PairTemplate, ServerDescription, StepResult
 from aggregator.errors import Code, ModelServerLost, TokenbatchError
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Task
@@ -21,6 +21,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _FLOAT32 = np.dtype("<f4")
 _CODES = frozenset(Code) - {Code.OK}
 _MESSAGE_SLACK_BYTES = 64 * 1024
+_TASKS = {"embed": Task.EMBED, "generate": Task.GENERATE, "rank": Task.SCORE, "classify": Task.SCORE}
 _RULES = frozenset(rule.value for rule in Rule)
 
 
@@ -37,9 +38,9 @@ def checked_description(address: str, said: pb.DescribeResponse) -> ServerDescri
 
 def _tasks(said: pb.DescribeResponse) -> frozenset[Task]:
     named = said.tasks or (said.task or Task.EMBED,)
-    known = frozenset(task for task in Task if task in named)
+    known = frozenset(task for name, task in _TASKS.items() if name in named)
     if not known:
-        raise BadDescription(f"it does none of the tasks {', '.join(Task)}")
+        raise BadDescription(f"it does none of the tasks {', '.join(_TASKS)}")
     return known
 
 
@@ -56,6 +57,11 @@ def _described(address: str, said: pb.DescribeResponse, task: Task) -> ServerDes
     matryoshka = frozenset(said.matryoshka_dimensions)
     if any(not 0 < dimensions <= said.dimensions for dimensions in matryoshka):
         raise BadDescription(f"its matryoshka_dimensions {sorted(matryoshka)} do not fit {said.dimensions} dimensions")
+    if said.labels and len(said.labels) != said.dimensions:
+        raise BadDescription(f"it names {len(said.labels)} labels for {said.dimensions} scores")
+    template = said.pair_template
+    if template.text and any(template.text.count(name) != 1 for name in ("{query}", "{document}")):
+        raise BadDescription(f"its pair_template {template.text!r} does not hold {{query}} and {{document}} once each")
     answerable = (MAX_MESSAGE_BYTES - _MESSAGE_SLACK_BYTES) // max(1, said.dimensions * _FLOAT32.itemsize)
     return ServerDescription(
         address=address,
@@ -76,6 +82,8 @@ def _described(address: str, said: pb.DescribeResponse, task: Task) -> ServerDes
         document_prompt=said.document_prompt,
         curve=_curve(said) if generation is None else _prompt_curve(generation, said.step_token_capacity),
         generation=generation,
+        pair_template=PairTemplate(template.text, template.token_types) if task is Task.SCORE else None,
+        labels=tuple(said.labels),
     )
 
 

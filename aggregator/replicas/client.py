@@ -138,6 +138,7 @@ class GrpcEngine(GenerateCall):
             attempt=batch.attempt,
             isolate=batch.isolate,
             max_step_tokens=batch.max_step_tokens,
+            second_segments=batch.second_segments,
         )
         tracing = self._client.tracing
         with tracing.embeddings(model, description.address, tokens=batch.token_count, dimensions=dimensions):

@@ -186,10 +186,13 @@ class ServerWatch:
         timeout_s = self.policy.call_timeout_s
         if Task.GENERATE in description.by_task:
             await engine.probe(counted.ids.tobytes(), timeout_s=timeout_s)
-        if Task.EMBED in description.by_task:
+        template = description.pair_template
+        if template is not None and not template.text:
+            await asyncio.to_thread(tokenizer.pair_frame, token_types=template.token_types)
+        if description.by_task.keys() - {Task.GENERATE}:
             with suppress(ModelServerBusy):  # it is alive and busy
                 result = await engine.embed(_probe(counted.ids), timeout_s=timeout_s)
-                self.client.costs.charge(description.model, Task.EMBED, REST, result.report.engine_s)
+                self.client.costs.charge(description.model, description.kind, REST, result.report.engine_s)
         return engine, tokenizer
 
     async def _serve(self, engine: GrpcEngine, tokenizer: FastTokenizer) -> None:

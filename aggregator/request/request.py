@@ -67,6 +67,20 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """What a request for scores asks of its inputs, which are the second texts of pairs.
+
+    `firsts`: the first text of each pair; None: the input is scored by itself. `ranks`: the inputs are documents to be
+    ordered, of which `top_n` are returned (0: all), with their texts if `return_documents`.
+    """
+
+    firsts: Sequence[str | None]
+    ranks: bool = False
+    top_n: int = 0
+    return_documents: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Defaults:
     """Defaults of a topic or listener for fields that a request leaves empty, and its limits."""
 
@@ -88,7 +102,8 @@ class Request:
     From admission until its reply is delivered it occupies `token_count` tokens where `held` says; `queries` are
     its inputs in the queue, kept only where a caller may go away (gRPC). Once `admitted` it is not refused again for
     lack of room. `given_up`: its caller has left. `redriven`: it failed before, and an operator wants it tried again.
-    Times are monotonic seconds; a deadline of `inf` means none. `generation`: None if it asks for embeddings.
+    Times are monotonic seconds; a deadline of `inf` means none. `generation`, `scoring`: None if it does not ask for
+    that; both: it asks for embeddings.
     """
 
     request_id: str
@@ -113,10 +128,21 @@ class Request:
     given_up: bool = False
     redriven: bool = False
     generation: GeneratedText | None = None
+    scoring: Scoring | None = None
 
     @property
     def task(self) -> Task:
+        if self.scoring is not None:
+            return Task.SCORE
         return Task.EMBED if self.generation is None else Task.GENERATE
+
+    @property
+    def characters(self) -> int:
+        """Of all its texts, each first text of pairs as often as it is used; a token id counts as four."""
+        inputs = self.inputs
+        if self.scoring is not None:
+            return sum(map(len, inputs)) + sum(len(first) for first in self.scoring.firsts if first is not None)
+        return len(inputs[0]) if len(inputs) == 1 else sum(map(len, inputs))
 
     def hold(self, held: Held, token_count: int) -> None:
         self.held = held

@@ -43,7 +43,7 @@ class CompletedBatch:
     """The result of one batch: pooled vectors, float32 [queries, dimensions], not normalised.
 
     `carried_s` is its time besides waiting and computing: network, encoding and decoding. It came back at `done_s`.
-    `shared` caches what the responses to its requests have in common.
+    `labels`: of a classifier's columns. `shared` caches what the responses to its requests have in common.
     """
 
     batch_id: str
@@ -55,6 +55,7 @@ class CompletedBatch:
     inference_s: float
     carried_s: float = 0.0
     done_s: float = 0.0
+    labels: tuple[str, ...] = ()
     shared: dict[int, Any] = field(default_factory=dict[int, Any])
     _encoded: dict[tuple[int, int, bool], EncodedRows] = field(default_factory=dict)
 

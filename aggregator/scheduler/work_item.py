@@ -19,6 +19,7 @@ class Task(StrEnum):
 
     EMBED = "embed"
     GENERATE = "generate"
+    SCORE = "score"
 
 
 @dataclass(slots=True, eq=False)
@@ -50,8 +51,9 @@ class Query:
 class WorkItem:
     """One computation: token ids in (little-endian int32, special tokens included), one vector out.
 
-    Identical inputs share one item as its waiters. While it is `queued`, every waiter is alive, and `priority` is the
-    most urgent class among them.
+    Where a model tells the texts of a pair apart, one more int32 after the ids is the place at which the second begins:
+    so equal bytes are equal computations. Identical inputs share one item as its waiters. While it is `queued`, every
+    waiter is alive, and `priority` is the most urgent class among them.
     """
 
     token_ids: bytes

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, field_validator, model_validator
 
 from aggregator.settings.addresses import changes, check_address
-from aggregator.settings.redis import TEXT_REPLIES, IntakeSettings, RedisSettings
+from aggregator.settings.redis import OTHER_REPLIES, IntakeSettings, RedisSettings
 from k8s.process.addresses import OptionalBind, Servers
 from k8s.process.settings import Group
 from k8s.process.telemetry import TelemetrySettings
@@ -200,7 +200,7 @@ class KafkaSettings(Group):
     )
 
     def replies_of(self, topic: TopicSettings) -> str:
-        return topic.reply_topic or (self.reply_topic if topic.task == "embed" else TEXT_REPLIES)
+        return topic.reply_topic or OTHER_REPLIES.get(topic.task, self.reply_topic)
 
     @property
     def reply_topics(self) -> tuple[str, ...]:
@@ -223,7 +223,7 @@ class KafkaSettings(Group):
     def _deltas_have_topics_of_their_own(self) -> Self:
         for topic in self.topics:
             if topic.delta_topic and topic.task != "generate":
-                raise ValueError(f"topic {topic.name} embeds: delta_topic needs task generate")
+                raise ValueError(f"topic {topic.name} has task {topic.task}: delta_topic needs task generate")
         taken = {topic.name for topic in self.topics} | {*self.reply_topics}
         if both := sorted(taken & {*self.delta_topics}):
             raise ValueError(f"{', '.join(both)}: delta_topic must be a separate topic, neither read nor replied to")

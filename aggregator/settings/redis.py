@@ -10,7 +10,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt, SecretStr, model_valida
 from k8s.process.addresses import Servers
 from k8s.process.settings import Group
 
-TEXT_REPLIES = "generate.replies.v1"
+OTHER_REPLIES = {"generate": "generate.replies.v1", "rank": "rank.replies.v1"}
+"""Where replies go by default that hold no embeddings."""
 
 
 class IntakeSettings(Group):
@@ -22,8 +23,8 @@ class IntakeSettings(Group):
         default="default", description="priority of requests that name none"
     )
     tenant: str = Field(default="", description="tenant of every request that is read here")
-    task: Literal["embed", "generate"] = Field(
-        default="embed", description="what its requests ask for: embeddings or generations"
+    task: Literal["embed", "generate", "rank"] = Field(
+        default="embed", description="what its requests ask for: embeddings, generations or ranked documents"
     )
 
 
@@ -34,7 +35,7 @@ class StreamSettings(IntakeSettings):
     reply_stream: str = Field(
         default="",
         description="stream of the replies to requests that name none; empty: redis.reply_stream, or"
-        " generate.replies.v1 for task generate",
+        " generate.replies.v1 for task generate, or rank.replies.v1 for task rank",
     )
 
 
@@ -105,7 +106,7 @@ class RedisSettings(Group):
     )
 
     def replies_of(self, stream: StreamSettings) -> str:
-        return stream.reply_stream or (self.reply_stream if stream.task == "embed" else TEXT_REPLIES)
+        return stream.reply_stream or OTHER_REPLIES.get(stream.task, self.reply_stream)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -7,12 +7,12 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Tokenizer as Reference
 from tokenizers.decoders import DecodeStream
 
 from aggregator.tokenizers.chat_template import ChatTemplate
 from aggregator.tokenizers.fast_path import FastPath, OnCheck, Packed, is_plain, open_fast_path, pack
+from aggregator.tokenizers.pairs import PairFrame, checked_frame
 from aggregator.tokenizers.pieces import Pieces
 from aggregator.tokenizers.tokenizer import TokenBatch
 from protos.generation.v1.generation_pb2 import Message
@@ -35,6 +35,7 @@ class FastTokenizer:
         self._reference = _open_reference(file)
         self._fast: FastPath | None = open_fast_path(file, self._reference, on_check) if fast else None
         self._prefix, self._suffix = _special_ids(self._reference)
+        self._frames: dict[bool, PairFrame] = {}
         self._chat_template = ChatTemplate(folder)
 
     @property
@@ -57,9 +58,15 @@ class FastTokenizer:
         return _merged(packed, plain, self._by_reference([texts[index] for index in other]), other)
 
     def without_special(self, token_ids: bytes) -> bytes:
-        ids = np.frombuffer(token_ids, _INT32)
-        before, after = self._special_lengths(ids)
-        return ids[before : len(ids) - after].tobytes()
+        return token_ids.removeprefix(self._prefix).removesuffix(self._suffix)
+
+    def pair_frame(self, *, token_types: bool) -> PairFrame:
+        if token_types not in self._frames:
+            self._frames[token_types] = checked_frame(self._reference, self._bare, token_types=token_types)
+        return self._frames[token_types]
+
+    def _bare(self, text: str) -> bytes:
+        return self.without_special(self.count((text,)).ids.tobytes())
 
     def prompt(self, messages: Sequence[Message]) -> str:
         return self._chat_template.prompt(messages)
@@ -75,22 +82,16 @@ class FastTokenizer:
         return Detokenizer(self._reference, np.frombuffer(prompt_ids, _INT32).tolist())
 
     def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
-        ids = np.frombuffer(token_ids, _INT32)
-        if len(ids) <= max_tokens:
-            return ids.tobytes()
-        before, after = self._special_lengths(ids)
-        room = max_tokens - before - after
+        size = max_tokens * _INT32.itemsize
+        if len(token_ids) <= size:
+            return token_ids
+        before = self._prefix if token_ids.startswith(self._prefix) else b""
+        after = self._suffix if token_ids.endswith(self._suffix) else b""
+        room = size - len(before) - len(after)
         if room <= 0:
-            return ids[:max_tokens].tobytes()
-        body = ids[before : len(ids) - after]
-        body = body[len(body) - room :] if keep_end else body[:room]
-        return ids[:before].tobytes() + body.tobytes() + ids[len(ids) - after :].tobytes()
-
-    def _special_lengths(self, ids: npt.NDArray[np.int32]) -> tuple[int, int]:
-        """The number of special tokens at either end."""
-        before, after = len(self._prefix), len(self._suffix)
-        before = before if np.array_equal(ids[:before], self._prefix) else 0
-        return before, after if np.array_equal(ids[len(ids) - after :], self._suffix) else 0
+            return token_ids[:size]
+        body = token_ids[len(before) : len(token_ids) - len(after)]
+        return before + (body[-room:] if keep_end else body[:room]) + after
 
     def _by_reference(self, texts: Sequence[str]) -> Packed:
         try:
@@ -127,14 +128,14 @@ def _open_reference(file: Path) -> Reference:
     return reference
 
 
-def _special_ids(reference: Reference) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The special tokens that the tokenizer adds before and after a text."""
+def _special_ids(reference: Reference) -> tuple[bytes, bytes]:
+    """The special tokens that the tokenizer adds before and after a text; int32 little endian."""
     bare = reference.encode("a", add_special_tokens=False).ids
     whole = reference.encode("a").ids
     for start in range(len(whole) - len(bare) + 1):
         if whole[start : start + len(bare)] == bare:
-            return np.array(whole[:start], _INT32), np.array(whole[start + len(bare) :], _INT32)
-    return np.array([], _INT32), np.array([], _INT32)
+            return np.array(whole[:start], _INT32).tobytes(), np.array(whole[start + len(bare) :], _INT32).tobytes()
+    return b"", b""
 
 
 def _merged(first: Packed, first_places: list[int], second: Packed, second_places: list[int]) -> TokenBatch:

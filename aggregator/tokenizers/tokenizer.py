@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from aggregator.tokenizers.pairs import PairFrame
 from protos.generation.v1.generation_pb2 import Message
 
 
@@ -38,13 +39,20 @@ class Tokenizer(Protocol):
         """The token ids of a text truncated to `max_tokens`, special tokens kept; int32 little endian."""
         ...
 
-
-class GenerationTokenizer(Tokenizer, Protocol):
-    """The tokenizer of a model that generates."""
-
     def without_special(self, token_ids: bytes) -> bytes:
         """The token ids of a text without the special tokens around it; int32 little endian."""
         ...
+
+    def pair_frame(self, *, token_types: bool) -> PairFrame:
+        """How two texts are joined; `token_types`: the model tells the second one by them.
+
+        Raises ValueError for a tokenizer that joins them otherwise than by special tokens around and between them.
+        """
+        ...
+
+
+class GenerationTokenizer(Tokenizer, Protocol):
+    """The tokenizer of a model that generates."""
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """A chat as the model's own template formats it. Raises InvalidRequest."""

@@ -9,6 +9,7 @@ from zlib import crc32
 
 import numpy as np
 
+from aggregator.tokenizers.pairs import PairFrame
 from aggregator.tokenizers.tokenizer import TokenBatch
 
 FIRST, LAST = 1, 2
@@ -35,6 +36,15 @@ class FakeTokenizer:
         room = max_tokens - 2
         body = body[len(body) - room :] if keep_end else body[:room]
         return np.concatenate((ids[:1], body, ids[-1:])).tobytes()
+
+    def without_special(self, token_ids: bytes) -> bytes:
+        return token_ids[4:-4]
+
+    def pair_frame(self, *, token_types: bool) -> PairFrame:
+        """FIRST, the first text, LAST, the second text, LAST: as BERT."""
+        del token_types
+        first, last = (number.to_bytes(4, "little") for number in (FIRST, LAST))
+        return PairFrame(first, last, last)
 
     @staticmethod
     def ids(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

@@ -24,9 +24,7 @@ from aggregator.sources.calls.callers import Authentication, Callers, Identity, 
 from aggregator.sources.calls.load import Load, Room
 from aggregator.sources.calls.models import ServedModels
 from aggregator.sources.wire.decode import SMALL_BYTES
-from aggregator.sources.wire.values import decode_request
-from protos.embedding.v1.embedding_pb2 import EmbedRequest
-from protos.generation.v1.generation_pb2 import GenerateRequest
+from aggregator.sources.wire.values import Message, decode_request
 
 _LOG = logging.getLogger(__name__)
 LONGEST_S = 0.01
@@ -163,7 +161,7 @@ class CallBatcher:
 _REST = 9.0
 """How many times as long as it worked the parser rests: it holds the interpreter's lock, which the event loop needs."""
 
-Read = Callable[[bytes, Identity], tuple[EmbedRequest | GenerateRequest, Call]]
+Read = Callable[[bytes, Identity], tuple[Message, Call]]
 """Decodes a message, and makes the origin of its request. Raises TokenbatchError."""
 _Asked = tuple[Read, bytes, Identity, float, float, float]
 """A message; when it came (monotonic, and by the wall clock), and its deadline (monotonic)."""

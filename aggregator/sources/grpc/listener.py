@@ -22,6 +22,8 @@ from aggregator.sources.calls.certificates import server_context, watch_certific
 from aggregator.sources.calls.load import Limits
 from aggregator.sources.grpc.generation import SERVICE as GENERATION
 from aggregator.sources.grpc.generation import GenerationService
+from aggregator.sources.grpc.ranking import SERVICE as RANKING
+from aggregator.sources.grpc.ranking import RankingService
 from aggregator.sources.grpc.reading import NO_MESSAGE, Context, GrpcCalls, Reading, answering
 from aggregator.sources.grpc.service import SERVICE, EmbeddingsService
 from k8s.process.grpc_port import add_port, server_options
@@ -36,7 +38,7 @@ _Answer = Callable[[object, Context], Awaitable[object]]
 _Stream = Callable[[AsyncIterator[object], Context], AsyncIterator[object]]
 
 _LOG = logging.getLogger(__name__)
-_SERVICES = SERVICE, GENERATION
+_SERVICES = SERVICE, GENERATION, RANKING
 _MOST_UNSEEN = 2
 """Multiple of `max_calls`: gRPC refuses calls above it that the event loop has not seen yet, without a message."""
 _IDLE_MS = 60_000
@@ -69,6 +71,7 @@ class GrpcSource(CallSource):
             stream_age_s=_STREAM_AGE_SHARE * limits.connection_grace_s,
         )
         generation = GenerationService(calls, served.tracing)
+        ranking = RankingService(calls, served.tracing)
         self._settings = settings
         self._credentials = server_credentials(settings.tls)
         self._server = grpc.aio.server(options=_options(limits))
@@ -77,7 +80,9 @@ class GrpcSource(CallSource):
         others.add_generic_rpc_handlers((self._health.handler(),))
         if not settings.authentication.required:  # it answers callers without a credential
             reflection.enable(others, (*_SERVICES, health.SERVICE_NAME))
-        self._server.add_generic_rpc_handlers((self._service.handler(), generation.handler(), others))
+        self._server.add_generic_rpc_handlers(
+            (self._service.handler(), generation.handler(), ranking.handler(), others)
+        )
 
     @override
     async def prepare(self, timeout_s: float) -> None:

@@ -24,11 +24,11 @@ from aggregator.sources.calls.calls import Call, Calls, failure_of
 from aggregator.sources.calls.load import Holders, Load, Room
 from aggregator.sources.wire.decode import SMALL_BYTES, decode, head
 from aggregator.sources.wire.encode import MAX_ECHOED, fill_status
+from aggregator.sources.wire.values import Message
 from protos.embedding.v1 import embedding_pb2 as pb
-from protos.generation.v1.generation_pb2 import GenerateRequest
 
 T = TypeVar("T")
-ReadFor = Callable[[Call, bytes, Identity], tuple[pb.EmbedRequest | GenerateRequest, Call]]
+ReadFor = Callable[[Call, bytes, Identity], tuple[Message, Call]]
 """Decodes the message of a call."""
 Context = grpc.aio.ServicerContext[bytes, bytes]
 

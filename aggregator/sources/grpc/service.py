@@ -9,19 +9,36 @@ import grpc
 
 from aggregator.observability.metrics import Limit
 from aggregator.observability.tracing import Tracing
-from aggregator.request.request import Failure
+from aggregator.request.request import Failure, Request
 from aggregator.request.vector import Vector
 from aggregator.sources.calls.calls import call_of
 from aggregator.sources.calls.load import Holders
 from aggregator.sources.calls.models import ServedModels
 from aggregator.sources.grpc.reading import Context, GrpcCalls, answering
 from aggregator.sources.grpc.stream import OVER, Stream
-from aggregator.sources.wire.encode import is_large, to_protobuf
+from aggregator.sources.wire.encode import is_large
+from aggregator.sources.wire.values import encode
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _SILENT_S = 5.0
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Embeddings"].full_name
+
+
+async def answer(calls: GrpcCalls, request: Request) -> bytes | Failure:
+    """Have a request computed, and encode its answer; a failure if none of its inputs has a result."""
+    await calls.embed(request)
+    failure = request.failure
+    if failure is not None and not any(isinstance(outcome, Vector) for outcome in request.outcomes):
+        return failure
+    if not is_large(request):
+        encoded = encode(request, request.request_id, calls.clock(), as_json=False)
+    else:
+        encoded = await asyncio.to_thread(encode, request, request.request_id, calls.clock(), as_json=False)
+    room = call_of(request).room
+    if len(encoded) > room.size_bytes:  # from now on this is what it holds
+        room.charge(len(encoded) - room.size_bytes)
+    return encoded
 
 
 class EmbeddingsService:
@@ -51,18 +68,7 @@ class EmbeddingsService:
         calls = self._calls
         request = await calls.receive(context)
         with self._tracing.serve(SERVICE, "Embed", request.traceparent):
-            await calls.embed(request)
-        failure = request.failure
-        if failure is not None and not any(isinstance(outcome, Vector) for outcome in request.outcomes):
-            return failure
-        if not is_large(request):
-            answer = to_protobuf(request, request.request_id)
-        else:
-            answer = await asyncio.to_thread(to_protobuf, request, request.request_id)
-        room = call_of(request).room
-        if len(answer) > room.size_bytes:  # from now on this is what it holds
-            room.charge(len(answer) - room.size_bytes)
-        return answer
+            return await answer(calls, request)
 
     async def embed_stream(self, context: Context) -> Failure | None:
         """EmbedStream: many requests, answered as they complete; reading pauses while the window is full."""
@@ -120,7 +126,7 @@ class EmbeddingsService:
                     matryoshka_dimensions=sorted(served.description.matryoshka_dimensions),
                     max_input_tokens=served.description.max_input_tokens,
                     ready_model_servers=len(served.engines),
-                    task="embed" if served.description.generation is None else "generate",
+                    task=served.description.kind,
                 )
                 for model in self._models.tasks
                 for revision, served in model.revisions.items()

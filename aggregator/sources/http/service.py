@@ -333,10 +333,8 @@ def listed(models: Iterable[ServedTask]) -> list[dict[str, Any]]:
                 },
             )
             shown["max_model_len"] = max(shown["max_model_len"], description.max_input_tokens)
-            if description.generation is None:
-                shown["tasks"].append("embed")
+            shown["tasks"].append(description.kind)
+            if description.kind == "embed":
                 shown["dimensions"] = description.dimensions
                 shown["matryoshka_dimensions"] = sorted(description.matryoshka_dimensions)
-            else:
-                shown["tasks"].append("generate")
     return list(found.values())

@@ -16,20 +16,21 @@ from typing import Final
 
 from aggregator.errors import InvalidRequest, NotPermitted, RequestError, Undecodable
 from aggregator.request.request import Defaults, Request, Source
+from aggregator.scheduler.work_item import Task
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.offsets import Header, InFlightRecord
 from aggregator.sources.wire.values import (
     JSON,
     MAX_BYTES,
     PROTOBUF,
+    TASKS,
+    Message,
     content_type_of,
     decode_request,
     defaults_of,
     message_of,
     permitted,
 )
-from protos.embedding.v1 import embedding_pb2 as pb
-from protos.generation.v1.generation_pb2 import GenerateRequest
 
 _LOG = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Intake:
     route: ReplyRoute
     permits: Callable[[str], bool]
     max_record_bytes: int = MAX_BYTES
-    generates: bool = False
+    task: Task = Task.EMBED
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class Refused:
     request_id: str
     route: ReplyRoute | None
     dead_letter: bool
-    generates: bool = False
+    task: Task = Task.EMBED
 
 
 def origin_of(request: Request) -> Origin:
@@ -140,7 +141,7 @@ def intakes(
             defaults_of(topic, source, default_model, trusts_tenant=trusts_tenant),
             ReplyRoute(settings.replies_of(topic), None, json=False, headers=_PLAIN_REPLY),
             permits,
-            generates=topic.task == "generate",
+            task=TASKS[topic.task],
         )
         for topic in settings.topics
     }
@@ -199,7 +200,7 @@ def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall
     content_type = PROTOBUF
     given_id = f"{in_flight.topic}-{in_flight.partition}-{in_flight.offset}"
     found: Mapping[str, bytes] = {}
-    message: pb.EmbedRequest | GenerateRequest | None = None
+    message: Message | None = None
     route: ReplyRoute | None = None
     try:
         if in_flight.headers:
@@ -214,7 +215,7 @@ def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall
         else:
             route = intake.route
         limits = intake.max_record_bytes, intake.defaults.max_inputs
-        message = message_of(in_flight.value, content_type, *limits, generates=intake.generates)
+        message = message_of(in_flight.value, content_type, *limits, task=intake.task)
         if not message.request_id:
             message.request_id = given_id
         deadline_s = _deadline_s(found, received_s - wall_s) if found else inf
@@ -232,7 +233,7 @@ def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall
     except RequestError as error:
         request_id = message.request_id if message is not None else given_id
         unread = route is None or message is None
-        return Refused(in_flight, error, request_id, route, dead_letter=unread, generates=intake.generates)
+        return Refused(in_flight, error, request_id, route, dead_letter=unread, task=intake.task)
 
 
 def _route(headers: Sequence[Header], intake: Intake, found: Mapping[str, bytes]) -> ReplyRoute:

@@ -150,7 +150,7 @@ def encode_refusal(refused: Refused, group_id: str) -> OutgoingRecord:
     record = refused.in_flight
     identity = reply_id(record, refused.request_id, group_id)
     failure = Failure.of(refused.error)
-    value = encode_failure(refused.request_id, failure, identity, generates=refused.generates, as_json=route.json)
+    value = encode_failure(refused.request_id, failure, identity, task=refused.task, as_json=route.json)
     return OutgoingRecord(route.topic, route.partition, record.key, value, route.headers)
 
 

@@ -186,7 +186,7 @@ class KafkaSource(Source):
         self._stopped = frozenset(
             name
             for name, intake in self._intakes.items()
-            if away(intake.defaults.model, Task.GENERATE if intake.generates else Task.EMBED)
+            if away(intake.defaults.model, intake.task)
             or any(full(model, intake.defaults.priority) for model in self._asked[name])
         )
         self._pause_topics()

@@ -15,8 +15,6 @@ from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Task
 from aggregator.sources.wire import values
 from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX, JSON, MAX_BYTES, PROTOBUF
-from protos.embedding.v1 import embedding_pb2 as pb
-from protos.generation.v1.generation_pb2 import GenerateRequest
 
 _LOG = logging.getLogger(__name__)
 _ECHOED = (b"correlation_id", b"traceparent", b"tracestate")
@@ -83,8 +81,8 @@ def decode(entry: Entry, *, received_s: float, wall_s: float) -> Request | None:
     `wall_s` is Redis's clock (Unix seconds) at `received_s` (monotonic).
     """
     intake, value = entry.intake, entry.fields.get(b"value")
-    message: pb.EmbedRequest | GenerateRequest | None = None
-    given_id, generates = f"{intake.stream}-{entry.entry_id.decode()}", intake.task is Task.GENERATE
+    message: values.Message | None = None
+    given_id = f"{intake.stream}-{entry.entry_id.decode()}"
     try:
         entry.reply_to = _reply_to(entry)
         given_id = entry.text(b"request_id") or given_id
@@ -92,7 +90,7 @@ def decode(entry: Entry, *, received_s: float, wall_s: float) -> Request | None:
         entry.json = content_type is not PROTOBUF
         deadline_s = _expire_s(entry) + received_s - wall_s
         limits = MAX_BYTES, intake.defaults.max_inputs
-        message = values.message_of(value, content_type, *limits, generates=generates)
+        message = values.message_of(value, content_type, *limits, task=intake.task)
         message.request_id = message.request_id or given_id
         return values.decode_request(
             message,
@@ -115,7 +113,7 @@ def decode(entry: Entry, *, received_s: float, wall_s: float) -> Request | None:
         entry.letter = refused.code, str(refused)
     if entry.reply_to:
         failure, identity = Failure.of(refused), _reply_id(entry, request_id)
-        entry.reply = values.encode_failure(request_id, failure, identity, generates=generates, as_json=entry.json)
+        entry.reply = values.encode_failure(request_id, failure, identity, task=intake.task, as_json=entry.json)
     return None
 
 

@@ -22,7 +22,7 @@ from aggregator.settings.redis import RedisSettings, StreamSettings
 from aggregator.sources.redis.codec import LIST, Command, Entry, Intake, answer, write_dead_letter, write_reply
 from aggregator.sources.redis.connection import TRANSIENT, Server, disconnect, prepare_streams, reason_of
 from aggregator.sources.redis.stream import Stream
-from aggregator.sources.wire.values import defaults_of, permitted
+from aggregator.sources.wire.values import TASKS, defaults_of, permitted
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S, _HEARTBEAT_S = 0.5, 2.0
@@ -60,7 +60,7 @@ class RedisSource(Source):
 
         def open_stream(stream: StreamSettings) -> Stream:
             defaults = defaults_of(stream, self, default_model, trusts_tenant=trusts_tenant)
-            reply_to, task = settings.replies_of(stream), Task(stream.task)
+            reply_to, task = settings.replies_of(stream), TASKS[stream.task]
             intake = Intake(stream.name, settings.group_id, consumer, defaults, reply_to, permits, task)
             return Stream(
                 self.server,

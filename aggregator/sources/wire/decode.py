@@ -179,7 +179,7 @@ def decode_json(value: bytes, max_inputs: int) -> pb.EmbedRequest:
 
     The messages of protobuf's own errors may quote a query's text, so they are not passed on.
     """
-    _check_size(value, max_inputs)
+    check_marks(value, max_inputs)
     try:
         document = json.loads(value.decode())
     except (ValueError, RecursionError):
@@ -198,7 +198,7 @@ def decode_json(value: bytes, max_inputs: int) -> pb.EmbedRequest:
     return message
 
 
-def _check_size(value: bytes, max_inputs: int) -> None:
+def check_marks(value: bytes, max_inputs: int) -> None:
     """A megabyte of JSON can hold 65,000 inputs, at 15 us each: with more than are allowed it is not parsed."""
     most = _MARKS_PER_INPUT * max_inputs + _OTHER_MARKS
     if len(value) > most and next(islice(_MARKS.finditer(value), most, None), None) is not None:
@@ -354,6 +354,11 @@ def priority_of(value: int, default: Priority) -> Priority:
     if priority is None:
         raise InvalidRequest(f"priority {value} is not known: use one of {list(_PRIORITIES)}", "priority")
     return priority
+
+
+def options_of(truncate: int, truncate_to: int) -> Options:
+    """Of a request for scores, which are never normalised. Raises InvalidRequest."""
+    return _checked_options(0, _FLOAT32, False, truncate or _NO_TRUNCATION, 0, truncate_to)
 
 
 def _options(message: pb.EmbedRequest) -> Options:

@@ -13,6 +13,7 @@ from aggregator.errors import Code
 from aggregator.request.request import Failure, Options, Request
 from aggregator.request.vector import CompletedBatch, Vector, vector_bytes
 from protos.embedding.v1 import embedding_pb2 as pb
+from protos.ranking.v1.ranking_pb2 import RankResponse, ScoreResponse
 
 MAX_ECHOED = 1024
 """Characters of an id, or of a model's name, in the reply to a refused request."""
@@ -32,7 +33,14 @@ def response(request: Request, reply_id: str) -> pb.EmbedResponse:
 
 
 def summary(request: Request, reply_id: str) -> pb.EmbedResponse:
-    answer = pb.EmbedResponse(request_id=request.request_id, model=request.model, reply_id=reply_id)
+    answer = pb.EmbedResponse()
+    fill_summary(answer, request, reply_id)
+    return answer
+
+
+def fill_summary(answer: pb.EmbedResponse | RankResponse | ScoreResponse, request: Request, reply_id: str) -> None:
+    """Everything of a response but its results."""
+    answer.request_id, answer.model, answer.reply_id = request.request_id, request.model, reply_id
     status = answer.status
     slowest: Vector | None = None
     for outcome in request.outcomes:
@@ -45,7 +53,6 @@ def summary(request: Request, reply_id: str) -> pb.EmbedResponse:
             fill_status(status, outcome)
     if slowest is not None:
         _describe_batch(answer, slowest.batch, slowest.queued_s)
-    return answer
 
 
 def fill_status(status: pb.Status, failure: Failure) -> None:
@@ -56,7 +63,9 @@ def fill_status(status: pb.Status, failure: Failure) -> None:
         status.retry_delay.FromNanoseconds(int(failure.retry_after_s * 1e9))
 
 
-def _describe_batch(answer: pb.EmbedResponse, batch: CompletedBatch, queued_s: float) -> None:
+def _describe_batch(
+    answer: pb.EmbedResponse | RankResponse | ScoreResponse, batch: CompletedBatch, queued_s: float
+) -> None:
     answer.model = batch.model
     answer.model_revision = batch.model_revision
     answer.batch_id = batch.batch_id
@@ -67,12 +76,16 @@ def _describe_batch(answer: pb.EmbedResponse, batch: CompletedBatch, queued_s: f
 
 
 _LARGE_BYTES = 1024 * 1024
+_MANY_SCORES = 256
+"""Results of 4 us each: a message of its own with a status, and perhaps a document."""
 
 
 def is_large(request: Request) -> bool:
     """Whether its response takes a millisecond or more to encode, so that a thread should do it."""
     count = len(request.outcomes)
     options = request.options
+    if request.scoring is not None:
+        return count > _MANY_SCORES
     return count > 1 and count * vector_bytes(options.dimensions, options.encoding) >= _LARGE_BYTES
 
 

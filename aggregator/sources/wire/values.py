@@ -14,16 +14,27 @@ from google.protobuf.message import DecodeError
 
 from aggregator.errors import Code, InvalidRequest, Undecodable
 from aggregator.request.request import Defaults, Failure, Request, Source
-from aggregator.scheduler.work_item import Priority
+from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.redis import IntakeSettings
-from aggregator.sources.wire import decode, generation
+from aggregator.sources.wire import decode, generation, scores
 from aggregator.sources.wire.encode import MAX_ECHOED, fill_status, json_of, response, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest, GenerateResponse
+from protos.ranking.v1.ranking_pb2 import RankRequest, RankResponse, ScoreRequest
 
 _LOG = logging.getLogger(__name__)
 _UNENCODABLE = Failure(Code.INTERNAL, "the reply could not be encoded")
 _from_protobuf = pb.EmbedRequest.FromString
+
+Message = pb.EmbedRequest | GenerateRequest | RankRequest | ScoreRequest
+_NAMES = {Task.EMBED: "an EmbedRequest", Task.GENERATE: "a GenerateRequest", Task.SCORE: "a RankRequest"}
+_RESPONSES: dict[Task, type[pb.EmbedResponse | GenerateResponse | RankResponse]] = {
+    Task.EMBED: pb.EmbedResponse,
+    Task.GENERATE: GenerateResponse,
+    Task.SCORE: RankResponse,
+}
+TASKS = {"embed": Task.EMBED, "generate": Task.GENERATE, "rank": Task.SCORE}
+"""Of the requests of a topic or stream, by the name in its settings."""
 
 PROTOBUF: Final = b"application/x-protobuf"
 JSON: Final = b"application/json"
@@ -77,10 +88,8 @@ def permitted(
     return permits
 
 
-def message_of(
-    value: bytes | None, content_type: bytes, max_bytes: int, max_inputs: int, *, generates: bool
-) -> pb.EmbedRequest | GenerateRequest:
-    """The request in a value. Raises Undecodable or InvalidRequest."""
+def message_of(value: bytes | None, content_type: bytes, max_bytes: int, max_inputs: int, *, task: Task) -> Message:
+    """The request in a value, of a place with requests of one task. Raises Undecodable or InvalidRequest."""
     if value is None:
         raise Undecodable("there is no value")
     if len(value) > max_bytes:
@@ -89,30 +98,54 @@ def message_of(
         raise Undecodable(
             "the value begins with magic byte 0, as a Schema Registry's serializers frame it: send the message alone"
         )
-    if content_type is JSON:
-        value = value.removeprefix(BOM_UTF8)  # as over HTTP
-        return generation.decode_json(value) if generates else decode.decode_json(value, max_inputs)
     try:
-        if content_type is not PROTOBUF:
-            text = value.decode()
-            return GenerateRequest(prompt=text) if generates else pb.EmbedRequest(inputs=[pb.Input(text=text)])
-        if generates:
-            generation.check(value)
-            return GenerateRequest.FromString(value)
-        decode.check(value, max_inputs)
-        return _from_protobuf(value)
+        if content_type is JSON:
+            return _of_json(value.removeprefix(BOM_UTF8), max_inputs, task)  # as over HTTP
+        return _of_protobuf(value, max_inputs, task) if content_type is PROTOBUF else _of_text(value.decode(), task)
     except DecodeError:
-        kind = "a GenerateRequest" if generates else "an EmbedRequest"
         raise Undecodable(
-            f"the value is not {kind} in protobuf, as which a value without a content-type is read:"
+            f"the value is not {_NAMES[task]} in protobuf, as which a value without a content-type is read:"
             f" for JSON or text send content-type {JSON.decode()} or text/plain"
         ) from None
     except UnicodeDecodeError:
         raise Undecodable("the value is not UTF-8 text") from None
 
 
+def _of_protobuf(value: bytes, max_inputs: int, task: Task) -> Message:
+    match task:
+        case Task.EMBED:
+            decode.check(value, max_inputs)
+            return _from_protobuf(value)
+        case Task.GENERATE:
+            generation.check(value)
+            return GenerateRequest.FromString(value)
+        case Task.SCORE:
+            scores.check(value)
+            return RankRequest.FromString(value)
+
+
+def _of_json(value: bytes, max_inputs: int, task: Task) -> Message:
+    match task:
+        case Task.EMBED:
+            return decode.decode_json(value, max_inputs)
+        case Task.GENERATE:
+            return generation.decode_json(value)
+        case Task.SCORE:
+            return scores.decode_json(value)
+
+
+def _of_text(text: str, task: Task) -> Message:
+    match task:
+        case Task.EMBED:
+            return pb.EmbedRequest(inputs=[pb.Input(text=text)])
+        case Task.GENERATE:
+            return GenerateRequest(prompt=text)
+        case Task.SCORE:
+            raise InvalidRequest("a text by itself is no query with documents: send a RankRequest in protobuf or JSON")
+
+
 def decode_request(
-    message: pb.EmbedRequest | GenerateRequest,
+    message: Message,
     defaults: Defaults,
     origin: object,
     *,
@@ -121,13 +154,15 @@ def decode_request(
     deadline_s: float,
     traceparent: bytes | None,
 ) -> Request:
-    """The request of a message, as `decode.parse` and `generation.parse` make it. Raises InvalidRequest."""
+    """The request of a message, as its task's `parse` makes it. Raises InvalidRequest."""
     if isinstance(message, pb.EmbedRequest):
         request = decode.parse(message, defaults, origin, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
-    else:
+    elif isinstance(message, GenerateRequest):
         request = generation.parse(
             message, defaults, origin, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s
         )
+    else:
+        request = scores.parse(message, defaults, origin, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
     request.traceparent = traceparent
     return request
 
@@ -135,20 +170,19 @@ def decode_request(
 def encode(request: Request, reply_id: str, now_s: float, *, as_json: bool) -> bytes:
     """The reply to a completed request; `now_s`: when its generation, if it is one, was complete."""
     try:
-        if request.generation is not None:
-            answer = generation.whole(request, reply_id, now_s)
-            return json_of(answer) if as_json else answer.SerializeToString()
-        return json_of(response(request, reply_id)) if as_json else to_protobuf(request, reply_id)
+        if request.task is Task.EMBED:
+            return json_of(response(request, reply_id)) if as_json else to_protobuf(request, reply_id)
+        generates = request.task is Task.GENERATE
+        answer = generation.whole(request, reply_id, now_s) if generates else scores.response(request, reply_id)
+        return json_of(answer) if as_json else answer.SerializeToString()
     except Exception:  # noqa: BLE001 - an unexpected error in one reply must not stop the others
         _LOG.exception("a reply could not be encoded")
-        generates = request.generation is not None
-        return encode_failure(request.request_id, _UNENCODABLE, reply_id, generates=generates, as_json=as_json)
+        return encode_failure(request.request_id, _UNENCODABLE, reply_id, task=request.task, as_json=as_json)
 
 
-def encode_failure(request_id: str, failure: Failure, reply_id: str, *, generates: bool, as_json: bool) -> bytes:
+def encode_failure(request_id: str, failure: Failure, reply_id: str, *, task: Task, as_json: bool) -> bytes:
     """The reply to what did not become a request, or has none that can be encoded."""
-    kind: type[GenerateResponse | pb.EmbedResponse] = GenerateResponse if generates else pb.EmbedResponse
-    answer = kind(request_id=request_id[:MAX_ECHOED], reply_id=reply_id)
+    answer = _RESPONSES[task](request_id=request_id[:MAX_ECHOED], reply_id=reply_id)
     fill_status(answer.status, failure)
     return json_of(answer) if as_json else answer.SerializeToString()
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.admission.enqueue import Counted, apart, count_long, count_together, is_long
+from aggregator.admission.enqueue import apart, count_long, count_together, is_long
 from aggregator.admission.model_revision import ModelRevision
+from aggregator.admission.sequences import Counted
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Options, Request
 from aggregator.scheduler.dispatcher import DispatchPolicy

@@ -18,6 +18,7 @@ from aggregator.request.request import Backlog
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, SendReason, StepReport
+from aggregator.scheduler.work_item import Task
 from k8s.process.metrics_buffer import Instrument, MetricsBuffer
 from protos.generation.v1.generation_pb2 import Sampling
 from tests.support.faked_pipeline import DESCRIPTION, FakedPipeline, new_engine
@@ -36,7 +37,7 @@ def points(buffer: MetricsBuffer) -> dict[str, list[Any]]:
 
 def exercised(metrics: Metrics) -> None:
     metrics.batch_sent("a:1", "full", 600, 60, 640)
-    metrics.batch_done(BATCH, REPORT, 0.0)
+    metrics.batch_done(BATCH, Task.EMBED, REPORT, 0.0)
     metrics.answered("kafka", {Code.OK: 2, Code.NOT_FOUND: 1}, [0.1, 0.2, 0.4])
     metrics.retries.add(5, Code.UNAVAILABLE.name)
     metrics.dead_letters.add(1, Code.DATA_LOSS.name)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.engine import GenerationCosts, ServerDescription, differences
+from aggregator.engine import GenerationCosts, PairTemplate, ServerDescription, differences
 from aggregator.errors import Code, ModelServerLost
 from aggregator.replicas.answers import BadDescription, checked_description, checked_result
 from aggregator.scheduler.work_item import Task
@@ -260,8 +260,34 @@ def test_the_tasks_count_and_without_them_the_task(task: str, tasks: list[str]) 
 
 
 def test_a_server_that_does_nothing_known_is_refused() -> None:
-    with pytest.raises(BadDescription, match="embed, generate"):
-        checked_description("a:1", describe_response(tasks=["rank"]))
+    with pytest.raises(BadDescription, match="embed, generate, rank, classify"):
+        checked_description("a:1", describe_response(tasks=["translate"]))
+
+
+def test_a_server_that_ranks_or_classifies_scores() -> None:
+    ranks = checked_description("a:1", describe_response(task="rank", dimensions=1, matryoshka_dimensions=[]))
+    assert (ranks.by_task, ranks.kind, ranks.pair_template) == ({Task.SCORE: ranks}, "rank", PairTemplate())
+    said = describe_response(task="classify", dimensions=2, matryoshka_dimensions=[], labels=["good", "bad"])
+    said.pair_template.token_types = True
+    classifies = checked_description("a:1", said)
+    assert (classifies.task, classifies.kind, classifies.labels) == (Task.SCORE, "classify", ("good", "bad"))
+    assert classifies.pair_template == PairTemplate(token_types=True)
+    assert differences(ranks, replace(ranks, pair_template=PairTemplate(token_types=True)))
+    assert differences(classifies, replace(classifies, labels=("bad", "good")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"labels": ["good"], "dimensions": 2}, "names 1 labels for 2 scores"),
+        ({"pair_template": pb.PairTemplate(text="{query}")}, "does not hold {query} and {document} once each"),
+        ({"pair_template": pb.PairTemplate(text="{query}{document}{query}")}, "once each"),
+    ],
+)
+def test_a_description_of_scores_that_cannot_be_right_is_refused(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadDescription) as refused:
+        checked_description("a:1", describe_response(task="rank", matryoshka_dimensions=[], **changes))
+    assert told in str(refused.value)
 
 
 def test_servers_of_different_tasks_share_the_tokenizer_and_no_more() -> None:

@@ -1,0 +1,193 @@
+"""Decode requests for scores, and make their responses; what all tasks share is in `decode` and `encode`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import islice
+from math import inf
+
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError
+
+from aggregator.errors import Code, InvalidRequest, Undecodable
+from aggregator.request.request import Defaults, Failure, Outcome, Request, Scoring
+from aggregator.request.vector import Vector
+from aggregator.sources.wire.decode import SMALL_BYTES, check_marks, fields, options_of, priority_of, random_id
+from aggregator.sources.wire.encode import fill_status, fill_summary
+from protos.embedding.v1 import embedding_pb2 as embedding
+from protos.ranking.v1 import ranking_pb2 as pb
+
+MAX_INPUTS = 1000
+"""Documents or pairs of one request: as many as the services that rank usually take."""
+_FIELDS_PER_INPUT, _OTHER_FIELDS = 2, 64
+_EMPTY_DOCUMENT = Failure(Code.INVALID_ARGUMENT, "the document is empty")
+_EMPTY_PAIR = Failure(Code.INVALID_ARGUMENT, "a text of the pair is empty")
+
+ScoresRequest = pb.RankRequest | pb.ScoreRequest
+ScoresResponse = pb.RankResponse | pb.ScoreResponse
+
+
+def check(data: bytes) -> None:
+    """Raises InvalidRequest for a message with too many fields, DecodeError for one whose fields cannot be read."""
+    most = _FIELDS_PER_INPUT * MAX_INPUTS + _OTHER_FIELDS
+    if len(data) > SMALL_BYTES and next(islice(fields(data, 0, len(data)), most, None), None) is not None:
+        raise InvalidRequest(f"the message holds more than {most} fields: at most {MAX_INPUTS} texts are scored")
+
+
+def decode_rank(data: bytes) -> pb.RankRequest:
+    """Raises InvalidRequest."""
+    try:
+        check(data)
+        return pb.RankRequest.FromString(data)
+    except DecodeError:
+        raise InvalidRequest("the message is not a ranking.v1.RankRequest: it cannot be decoded") from None
+
+
+def decode_score(data: bytes) -> pb.ScoreRequest:
+    """Raises InvalidRequest."""
+    try:
+        check(data)
+        return pb.ScoreRequest.FromString(data)
+    except DecodeError:
+        raise InvalidRequest("the message is not a ranking.v1.ScoreRequest: it cannot be decoded") from None
+
+
+def decode_json(data: bytes) -> pb.RankRequest:
+    """A RankRequest in JSON. Raises InvalidRequest or Undecodable, which quote no value."""
+    check_marks(data, MAX_INPUTS)
+    try:
+        document: object = json.loads(data.decode())
+    except (ValueError, RecursionError):
+        raise Undecodable("the value is not JSON in UTF-8") from None
+    if not isinstance(document, dict):
+        raise Undecodable("the value is not a JSON object")
+    message = pb.RankRequest()
+    names = {name for field in message.DESCRIPTOR.fields for name in (field.name, field.json_name)}
+    for number, (name, value) in enumerate(document.items(), 1):
+        if name not in names:
+            raise InvalidRequest(f"the value is not a RankRequest in JSON: it has no field like number {number}")
+        try:
+            ParseDict({name: value}, message)
+        except Exception:  # noqa: BLE001 - its message quotes the value
+            raise InvalidRequest(f"the value is not a RankRequest in JSON: the value of {name} is invalid") from None
+    return message
+
+
+def parse(
+    message: ScoresRequest,
+    defaults: Defaults,
+    origin: object,
+    *,
+    received_s: float,
+    wall_s: float,
+    deadline_s: float = inf,
+) -> Request:
+    """Turn a public message into a Request; times as for embeddings.
+
+    Raises InvalidRequest where the whole request is at fault; an empty document or pair only has its own Failure.
+    """
+    if isinstance(message, pb.RankRequest):
+        inputs, outcomes, scoring = _documents(message)
+    else:
+        inputs, outcomes, scoring = _pairs(message)
+    if message.HasField("expire_time"):
+        expire_s = message.expire_time.seconds + message.expire_time.nanos * 1e-9
+        deadline_s = min(deadline_s, received_s + expire_s - wall_s)
+    remaining = outcomes.count(None)
+    return Request(
+        request_id=message.request_id or random_id(),
+        model=message.model or defaults.model,
+        model_revision=message.model_revision,
+        inputs=inputs,
+        options=options_of(message.truncate, message.truncate_to),
+        priority=priority_of(message.priority, defaults.priority),
+        source=defaults.source,
+        tenant=(defaults.trusts_tenant and message.tenant) or defaults.tenant,
+        received_s=received_s,
+        deadline_s=deadline_s,
+        origin=origin,
+        outcomes=outcomes,
+        remaining=remaining,
+        failed=remaining < len(outcomes),
+        scoring=scoring,
+    )
+
+
+def _documents(message: pb.RankRequest) -> tuple[list[str], list[Outcome | None], Scoring]:
+    if not message.query:
+        raise InvalidRequest("the query is empty", "query")
+    documents = list(message.documents)
+    _check_count(len(documents), "documents")
+    outcomes: list[Outcome | None] = [None if document else _EMPTY_DOCUMENT for document in documents]
+    firsts = [message.query] * len(documents)
+    return documents, outcomes, Scoring(firsts, True, message.top_n, message.return_documents)
+
+
+def _pairs(message: pb.ScoreRequest) -> tuple[list[str], list[Outcome | None], Scoring]:
+    pairs = message.pairs
+    _check_count(len(pairs), "pairs")
+    are_pairs = [pair.HasField("second_text") for pair in pairs]
+    inputs = [pair.second_text if both else pair.text for pair, both in zip(pairs, are_pairs, strict=True)]
+    firsts = [pair.text if both else None for pair, both in zip(pairs, are_pairs, strict=True)]
+    full = [bool(pair.text) and bool(second) for pair, second in zip(pairs, inputs, strict=True)]
+    return inputs, [None if each else _EMPTY_PAIR for each in full], Scoring(firsts)
+
+
+def _check_count(count: int, field: str) -> None:
+    if not 0 < count <= MAX_INPUTS:
+        limit = "at least one is needed" if not count else f"at most {MAX_INPUTS} are taken"
+        raise InvalidRequest(f"{count} {field}: {limit}", field)
+
+
+def ranked(request: Request) -> list[int]:
+    """The indexes of the documents to return: of those with a score the best, then of those that failed."""
+    scoring, outcomes = request.scoring, request.outcomes
+    scores = {index: scores_of(found)[0] for index, found in enumerate(outcomes) if isinstance(found, Vector)}
+    best = sorted(scores, key=lambda index: -scores[index])
+    top_n = scoring.top_n if scoring is not None else 0
+    return [*best[: top_n or None], *(index for index in range(len(outcomes)) if index not in scores)]
+
+
+def scores_of(found: Vector) -> Sequence[float]:
+    scores: list[float] = found.batch.matrix[found.row].tolist()
+    return scores
+
+
+def response(request: Request, reply_id: str) -> ScoresResponse:
+    """The response to a completed request, the same for gRPC, Kafka and Redis."""
+    assert request.scoring is not None, "A request without a score got a response with scores. This is a bug."
+    if request.scoring.ranks:
+        ranking = pb.RankResponse()
+        fill_summary(ranking, request, reply_id)
+        for index in ranked(request):
+            _fill_document(ranking.results.add(index=index), request, index)
+        return ranking
+    scores = pb.ScoreResponse()
+    fill_summary(scores, request, reply_id)
+    for found in request.outcomes:
+        result = scores.results.add()
+        if isinstance(found, Vector):
+            result.scores.extend(scores_of(found))
+            result.token_count = found.token_count
+        _fill_status(result.status, found)
+    labels = next((found.batch.labels for found in request.outcomes if isinstance(found, Vector)), ())
+    scores.labels.extend(labels)
+    return scores
+
+
+def _fill_document(result: pb.RankedDocument, request: Request, index: int) -> None:
+    found = request.outcomes[index]
+    if request.scoring is not None and request.scoring.return_documents:
+        result.document = str(request.inputs[index])
+    if isinstance(found, Vector):
+        result.score = scores_of(found)[0]
+        result.token_count = found.token_count
+    _fill_status(result.status, found)
+
+
+def _fill_status(status: embedding.Status, found: Outcome | None) -> None:
+    if isinstance(found, Failure):
+        fill_status(status, found)
+    else:
+        status.SetInParent()
