@@ -195,7 +195,7 @@ def test_anything_else_is_refused(selector: str) -> None:
         labels_of(selector)
 
 
-async def test_an_idle_connection_gives_way_to_a_new_one_before_its_handshake_too(server: Server) -> None:
+async def test_an_idle_connection_gives_way_even_before_its_handshake(server: Server) -> None:
     host, _, port = server.api.address.rpartition(":")
     idle = [await asyncio.open_connection(host, int(port)) for _ in range(3 * MOST)]
     code, _ = await server.ask(METRIC)
