@@ -123,7 +123,7 @@ class Dispatcher:
         self.queue = TokenQueue(policy.queue)
         self.replicas = ActiveReplicas(name)
         self.retries = Retries(policy.retry, control_ids)
-        self._packer = Packer(self.queue, policy.pack)
+        self.packer = Packer(self.queue, policy.pack)
         self.time_outs = TimeOuts()
         self._pace = Pace()
         self._policy = policy
@@ -221,7 +221,7 @@ class Dispatcher:
             # No deadline estimate if a spare replica might be sooner, or if the step was sized by the deadlines.
             finish_s = None if self.replicas.has_spare or budget > replica.token_budget else choice.finish_s
             room = min(max_items, max(1, replica.seats))
-            packed = self._packer.pack(budget, now_s, max_items=room, finish_s=finish_s)
+            packed = self.packer.pack(budget, now_s, max_items=room, finish_s=finish_s)
             due.late += packed.late
             if packed.items:
                 self._pace.sent(len(packed.items), now_s)

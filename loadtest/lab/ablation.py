@@ -98,7 +98,8 @@ def all_cases() -> dict[str, Case]:
     scenarios = [cases.case(name, seconds=10.0) for name in _NAMES]
     scenarios += [replace(cases.case(name, curve=_CPU, seconds=60.0), name=f"{name}-cpu") for name in _NAMES]
     scenarios += [replace(cases.case(name, curve="a100-graphs"), name=f"{name}-graphs") for name in _GRAPHS]
-    found = [Case(scenario, MANY_SEEDS) for scenario in (*scenarios, cases.pool(2, 2, 0.8))]
+    scenarios += [cases.pool(2, 2, 0.8), cases.backlog_under_overload()]
+    found = [Case(scenario, MANY_SEEDS) for scenario in scenarios]
     found += [Case(cases.pool(*pool), FEW_SEEDS) for pool in _POOLS]
     found += [Case(cases.pool(32, 4, 0.8, _LARGE_POOL_S), FEW_SEEDS, _SEVERAL)]
     found += [Case(cases.pool(*pool, _LARGEST_POOL_S), FEW_SEEDS, (Mechanism.SUBSETS,)) for pool in _LARGE_POOLS]
@@ -120,6 +121,8 @@ def bears_on(mechanism: Mechanism, scenario: Scenario) -> bool:
             return scenario.backlog > 0
         case Mechanism.CAPTURE_SIZES:
             return bool(find(scenario.curve).capture_sizes)
+        case Mechanism.STAGING | Mechanism.DEADLINE_ESTIMATE | Mechanism.LOOK_AHEAD | Mechanism.AGED_SHARE:
+            return True
 
 
 def policies(mechanism: Mechanism) -> tuple[Policy, Policy]:

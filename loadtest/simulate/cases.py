@@ -76,6 +76,12 @@ NAMES = (
 BACKLOGS = ("backlog", "beside-backlog")
 
 
+def backlog_under_overload(seconds: float = 10.0) -> Scenario:
+    """A backlog beside more calls than the server can answer."""
+    beside, overload = case("beside-backlog", seconds=seconds), case("overload", seconds=seconds)
+    return replace(beside, name="backlog-under-overload", arrivals=overload.arrivals, backlog=2000)
+
+
 def trace_hour(copies: int = 20, *, seconds: float = 3600.0) -> Scenario:
     """The bundled trace's hour, `copies` of it within ten minutes of each other, on pods that are scaled."""
     arrivals = Replay(copies, spread_s=600.0)

@@ -13,10 +13,11 @@ from typing_extensions import override
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget.controller import BudgetController, SlaGoal, SloTracker, StepLimits
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
-from aggregator.scheduler.queue import QueuePolicy
+from aggregator.scheduler.packing import Packer
+from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
 from aggregator.scheduler.replica_choice import ActiveReplicas
-from aggregator.scheduler.work_item import Priority, Query
+from aggregator.scheduler.work_item import Priority, Query, WorkItem
 from loadtest.simulate.model_servers import Engine, InFlightBatch
 from protos.modelserver.v1.curve import Curve
 
@@ -30,6 +31,10 @@ class Mechanism(StrEnum):
     LARGE_STEPS = "large-steps"  # of a backlog, more is cut than a batch usually holds (ADR 15)
     CAPTURE_SIZES = "capture-sizes"  # budgets are sizes that the model servers have CUDA graphs for (ADR 38)
     SKIPPING = "skipping"  # a slow server that is idle is skipped while others would finish sooner (ADR 4)
+    STAGING = "staging"  # a busy server gets its next batch just before the running one ends
+    DEADLINE_ESTIMATE = "deadline-estimate"  # queries are refused whose batch is predicted to end too late
+    LOOK_AHEAD = "look-ahead"  # behind a query that does not fit a batch, later ones are examined
+    AGED_SHARE = "aged-share"  # a part of each batch goes to what has waited longest, of any class or tenant
 
 
 ReplicaMaker = Callable[..., Replica]
@@ -41,12 +46,19 @@ def policy_without(off: AbstractSet[Mechanism], policy: DispatchPolicy) -> Dispa
         policy = replace(policy, paced=False)
     if Mechanism.HALF_BATCHES in off:
         policy = replace(policy, replica=replace(policy.replica, shared_from=inf))
+    if Mechanism.LOOK_AHEAD in off:
+        policy = replace(policy, pack=replace(policy.pack, lookahead=0))
     return policy
 
 
 def replicas_without(off: AbstractSet[Mechanism]) -> ReplicaMaker:
     """What makes replicas that lack these mechanisms."""
-    kind = _NeverSkipped if Mechanism.SKIPPING in off else Replica
+    kinds = {
+        Mechanism.SKIPPING: _NeverSkipped,
+        Mechanism.STAGING: _NothingStaged,
+        Mechanism.DEADLINE_ESTIMATE: _NothingPredicted,
+    }
+    kind: type[Replica] = type("Lacking", (*(kinds[mechanism] for mechanism in kinds if mechanism in off), Replica), {})
 
     def make(
         name: str,
@@ -74,6 +86,30 @@ class _NeverSkipped(Replica):
     @override
     def finishes_by(self, by_s: float, tokens: int, now_s: float) -> int:
         return 0
+
+
+class _NothingStaged(Replica):
+    """A replica that gets its next batch when the running one is answered."""
+
+    @override
+    def due_s(self, now_s: float) -> float:
+        return inf if self.batches_out else super().due_s(now_s)
+
+
+class _NothingPredicted(Replica):
+    """A replica whose predictions refuse no query."""
+
+    @override
+    def has_evidence(self, now_s: float) -> bool:
+        return False
+
+
+class _NothingAges(TokenQueue):
+    """A queue in which waiting long gives no right."""
+
+    @override
+    def aged(self, now_s: float) -> WorkItem | None:
+        return None
 
 
 class _AllInUse(ActiveReplicas):
@@ -113,6 +149,9 @@ class CoreAggregator:
         self._replica = replicas_without(without)
         self.dispatcher = Dispatcher(str(number), self._policy)
         self.dispatcher.replicas = active_replicas_without(without, str(number))
+        if Mechanism.AGED_SHARE in without:
+            self.dispatcher.queue = _NothingAges(self._policy.queue)
+            self.dispatcher.packer = Packer(self.dispatcher.queue, self._policy.pack)
         self.admission = Admission(AdmissionPolicy(max_held_tokens))
         self.slo = SloTracker(goal) if goal is not None else None
         self.expired = 0

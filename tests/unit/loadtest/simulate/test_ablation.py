@@ -32,12 +32,18 @@ BEARS = {
     Mechanism.LARGE_STEPS: cases.case("backlog"),
     Mechanism.CAPTURE_SIZES: cases.case("overload", curve="a100-graphs"),
     Mechanism.SKIPPING: cases.case("slow-pod", seconds=1.5),
+    Mechanism.STAGING: cases.case("steady"),
+    Mechanism.DEADLINE_ESTIMATE: cases.case("overload"),
+    Mechanism.LOOK_AHEAD: cases.case("overload"),
+    Mechanism.AGED_SHARE: cases.backlog_under_overload(),
 }
 
 
 @pytest.mark.parametrize("mechanism", Mechanism)
 def test_each_mechanism_can_be_switched_off_and_nobody_is_lost(mechanism: Mechanism) -> None:
-    scenario = short(BEARS[mechanism])
+    scenario = replace(BEARS[mechanism], warm_up_s=0.0)
+    if mechanism is not Mechanism.AGED_SHARE:  # a backlog ages after 5 s
+        scenario = short(scenario)
     assert bears_on(mechanism, scenario)
     on, off = (simulate(scenario, policy, 1) for policy in policies(mechanism))
     assert without_its_name(on) != without_its_name(off)
