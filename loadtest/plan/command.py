@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 
 from rich.table import Table
@@ -28,6 +29,10 @@ from loadtest.simulate.simulation import Pool, simulate
 from protos.modelserver.v1.curve import Curve
 
 _ENOUGH = 0.99
+_CALL_S = 0.00025
+"""Processor time of an aggregator for a gRPC call of one question, 64 or more at once (docs/performance.md)."""
+_BUSY_TARGET = 0.6
+"""The chart's `aggregator.busyTarget`."""
 """Of answers in time: the least minReplicas that gives this many is recommended."""
 _OURS = "tokenbatch"
 _MORE = 4
@@ -181,13 +186,17 @@ def _table(ways: Sequence[Way], slo_s: float, cost: float | None) -> Table:
     return shown
 
 
+def _rates(outcome: Outcome) -> list[tuple[float, float]]:
+    """Hours, and queries a second."""
+    return [
+        (after["time_s"] / 3600, (after["arrived"] - before["arrived"]) / (after["time_s"] - before["time_s"]))
+        for before, after in pairwise(outcome.trace)
+    ]
+
+
 def _plot(first: Way, best: Way) -> str:
     """Queries a second, and the pods that are ready, over the hours."""
-    moments = first.outcome.trace
-    rates = [
-        (after["time_s"] / 3600, (after["arrived"] - before["arrived"]) / (after["time_s"] - before["time_s"]))
-        for before, after in pairwise(moments)
-    ]
+    rates = _rates(first.outcome)
     chosen = [first] if best is first else [first, best]
     pods = [
         Series(
@@ -214,6 +223,12 @@ def _advice(ways: Sequence[Way], scenario: Scenario) -> str:
         gained = best.outcome.in_time - first.outcome.in_time
         bounds = f"replicas {best.bounds[0]} to {best.bounds[1]}"
         lines.append(f"{bounds}: {gained:.1%} more in time than the chart as it is, for {more:,.1f} more pod hours.")
+    peak = max((rate for _, rate in _rates(first.outcome)), default=0.0)
+    aggregators = ceil(peak * _CALL_S / _BUSY_TARGET)
+    lines.append(
+        f"Aggregators need {peak * _CALL_S:.2f} of a core at the peak of {peak:,.0f} queries a second, if each is a"
+        f" gRPC call: busyTarget {_BUSY_TARGET} makes that {aggregators}."
+    )
     if best.outcome.in_time < _ENOUGH:
         lines.append("No number of pods that was tried answers 99 % in time: set a longer target, or keep more pods.")
     return "\n".join(
@@ -225,6 +240,7 @@ def _advice(ways: Sequence[Way], scenario: Scenario) -> str:
             f"    minReplicas: {best.bounds[0]}",
             f"    maxReplicas: {max(best.peak + 1, scenario.autoscale.hpa.max_replicas)}",
             "aggregator:",
+            f"  autoscaling: {{maxReplicas: {max(2, aggregators + 1)}}}",
             f"  config: {{sla: {{latency_s: {scenario.slo_s:g}}}}}",
         ]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,8 @@ def test_a_load_that_outgrows_its_pods_is_shown_what_more_of_them_buy(
     best = shares.index(max(shares))
     assert values["modelServer"]["autoscaling"]["minReplicas"] == int(rows[best][1])
     assert values["aggregator"]["config"]["sla"]["latency_s"] == 0.3
+    assert re.search(r"Aggregators need 0\.1\d of a core at the peak of 4\d\d queries a second", told)
+    assert values["aggregator"]["autoscaling"]["maxReplicas"] == 2
     for name in ("32 requests or 10 ms", "one by one"):
         assert name in told
     assert plot.read_text().startswith("<svg")
