@@ -75,8 +75,11 @@ class Trial:
 
     @property
     def goodput_gain(self) -> tuple[float, float]:
-        """Which share of the answers in time a second it adds, and half the width of the 95 % interval."""
-        return interval([on.goodput / off.goodput - 1.0 for on, off in zip(self.on, self.off, strict=True)])
+        """Which share of the answers in time a second it adds, and half the width of the 95 % interval.
+
+        Without it there may be none in time: then it is compared with one a second.
+        """
+        return interval([on.goodput / max(off.goodput, 1.0) - 1.0 for on, off in zip(self.on, self.off, strict=True)])
 
     @property
     def pays(self) -> bool:

@@ -66,6 +66,7 @@ def test_a_mechanism_pays_by_a_twentieth_of_p99_or_of_answers_in_time() -> None:
     assert trial(1.06, 1.0, 100.0, 100.0).costs
     assert trial(1.0, 1.0, 94.0, 100.0).costs
     assert not trial(1.04, 1.0, 96.0, 100.0).costs
+    assert trial(1.0, 1.0, 3.0, 0.0).goodput_gain[0] == 2.0
 
 
 def test_a_gain_within_the_spread_of_the_seeds_does_not_pay() -> None:
