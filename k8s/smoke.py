@@ -1,4 +1,4 @@
-"""Test an installation, for `helm test`: embed sentences or generate a short text by gRPC, HTTP and through Kafka."""
+"""Test an installation, for `helm test`: ask for vectors, scores or a short text by gRPC, HTTP and through Kafka."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
+from google.protobuf.message import Message
 
 from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings, KafkaSettings, TopicSettings
 from aggregator.sources.kafka.connection import client_options
@@ -36,6 +37,8 @@ from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from protos.generation.v1 import generation_pb2 as texts
 from protos.generation.v1.generation_pb2_grpc import GenerationStub
+from protos.ranking.v1 import ranking_pb2 as scores
+from protos.ranking.v1.ranking_pb2_grpc import RankingStub
 
 QUESTION = "how far away is the moon"
 NEAR = "what is the distance from the earth to the moon"
@@ -53,7 +56,7 @@ class Failed(Exception):
 
 
 async def by_grpc(target: str, model: str, deadline_s: float) -> str:
-    """Embed three sentences, generate a text, or do both, by one call each; the result in words. Raises Failed."""
+    """Embed three sentences, score two pairs, generate a text: one call for each task. Raises Failed."""
     left_s = max(1.0, deadline_s - time.monotonic())
     async with grpc.aio.insecure_channel(target) as channel:
         stub: Any = pb_grpc.EmbeddingsStub(channel)
@@ -63,7 +66,9 @@ async def by_grpc(target: str, model: str, deadline_s: float) -> str:
             found: list[str] = []
             if "generate" in tasks:
                 found.append(_judged_text(await _text(channel, model, left_s), model))
-            if tasks != {"generate"}:
+            if tasks & {"rank", "classify"}:
+                found.append(_judged_scores(await RankingStub(channel).Score(_pairs(model), timeout=left_s), model))
+            if not tasks or "embed" in tasks:  # without a server it waits for one
                 sentences = await stub.Embed(_sentences(model=model), timeout=left_s, wait_for_ready=True)
                 found.append(_judged_response(sentences, model))
         except grpc.aio.AioRpcError as error:
@@ -84,7 +89,7 @@ async def by_http(target: str, model: str, deadline_s: float) -> str:
                 asked = {"model": model, "prompt": QUESTION, "max_tokens": _TEXT_TOKENS, "temperature": 0.0}
                 text = await _json(session.post("/v1/completions", json={**asked, "ignore_eos": True}))
                 found.append(_judged_tokens(text["usage"]["completion_tokens"], model))
-            if tasks != {"generate"}:
+            if not tasks or "embed" in tasks:
                 asked = {"model": model, "input": SENTENCES, "normalize": True, "encoding_format": "base64"}
                 answer = await _json(session.post("/v1/embeddings", json=asked))
                 found.append(_judged([base64.b64decode(each["embedding"]) for each in answer["data"]], model))
@@ -110,6 +115,22 @@ def _question(**fields: str) -> texts.GenerateRequest:
     return texts.GenerateRequest(prompt=QUESTION, sampling=sampling, final_only=True, **fields)  # type: ignore[arg-type]
 
 
+def _pairs(model: str) -> scores.ScoreRequest:
+    return scores.ScoreRequest(
+        model=model, pairs=[scores.Pair(text=QUESTION, second_text=text) for text in (NEAR, FAR)]
+    )
+
+
+def _judged_scores(answer: scores.ScoreResponse, model: str) -> str:
+    """The result in words. Raises Failed unless each pair has its finite scores."""
+    if answer.status.code:
+        raise Failed(f"{model}: code {answer.status.code}: {answer.status.message}")
+    near, far = (list(each.scores) for each in answer.results)
+    if not near or not all(map(math.isfinite, (*near, *far))):
+        raise Failed(f"{model}: the scores are {near} and {far}")
+    return f"{model}: {len(near)} scores of a pair"
+
+
 async def _text(channel: grpc.aio.Channel, model: str, timeout_s: float) -> texts.GenerateResponse:
     answer = texts.GenerateResponse()
     async for response in GenerationStub(channel).Generate(_question(model=model), timeout=timeout_s):
@@ -120,8 +141,12 @@ async def _text(channel: grpc.aio.Channel, model: str, timeout_s: float) -> text
 async def by_kafka(kafka: KafkaSettings, topic: TopicSettings, deadline_s: float) -> str:
     """Send the same to a topic and wait for the reply; the result in words. Raises Failed."""
     request_id = f"smoke-{secrets.token_hex(8)}"
-    generates, reply_topic = topic.task == "generate", kafka.replies_of(topic)
-    request = _question(request_id=request_id) if generates else _sentences(request_id=request_id)
+    reply_topic = kafka.replies_of(topic)
+    request: Message = _sentences(request_id=request_id)
+    if topic.task == "generate":
+        request = _question(request_id=request_id)
+    elif topic.task == "rank":
+        request = scores.RankRequest(request_id=request_id, query=QUESTION, documents=[NEAR, FAR])
     options = client_options(kafka)
     consumer = AIOKafkaConsumer(**options, enable_auto_commit=False)
     producer = AIOKafkaProducer(**options, acks="all")
@@ -137,7 +162,12 @@ async def by_kafka(kafka: KafkaSettings, topic: TopicSettings, deadline_s: float
     finally:
         await producer.stop()
         await consumer.stop()
-    if generates:
+    if topic.task == "rank":
+        ranking = scores.RankResponse.FromString(reply)
+        if ranking.status.code:
+            raise Failed(f"{ranking.model}: code {ranking.status.code}: {ranking.status.message}")
+        return f"Kafka {topic.name} to {reply_topic}: {ranking.model}: {len(ranking.results)} documents in order"
+    if topic.task == "generate":
         text = texts.GenerateResponse.FromString(reply)
         return f"Kafka {topic.name} to {reply_topic}: {_judged_text(text, text.model)}"
     answer = pb.EmbedResponse.FromString(reply)

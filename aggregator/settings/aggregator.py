@@ -125,7 +125,7 @@ class TopicSettings(IntakeSettings):
     reply_topic: str = Field(
         default="",
         description="topic of the replies to requests that name none; empty: kafka.reply_topic, or generate.replies.v1"
-        " for task generate",
+        " for task generate, or rank.replies.v1 for task rank",
     )
     delta_topic: str = Field(
         default="",

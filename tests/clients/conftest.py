@@ -15,6 +15,7 @@ from loadtest.stack.service import Aggregator, ModelServer
 from loadtest.texts.smollm2 import NAME as GENERATING
 from tests.support.listening import MODEL_FOLDER
 
+RANKING = "ranker"
 CHAT_TEMPLATE = "{% for each in messages %}{{ each.role }}: {{ each.content }} {% endfor %}assistant:"
 
 
@@ -37,15 +38,18 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     shutil.copytree(MODEL_FOLDER, model)
     (model / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     generates = {"MODEL__TASK": "both", "MODEL__NAME": GENERATING, "MODEL__PATH": str(model)}
+    ranks = {"MODEL__TASK": "rank", "MODEL__NAME": RANKING}
     with (
         KafkaBroker(folder / "kafka") as broker,
         RedisServer(folder / "redis", settings=UNSYNCED) as redis,
         ModelServer(folder / "model-server.log", settings=synthetic) as server,
         ModelServer(folder / "generating.log", settings={**synthetic, **generates}) as generating,
+        ModelServer(folder / "ranking.log", settings={**synthetic, **ranks}) as ranking,
     ):
         models = [
             {"name": server.model, "servers": [server.address]},
             {"name": GENERATING, "servers": [generating.address]},
+            {"name": RANKING, "servers": [ranking.address]},
         ]
         with Aggregator(
             folder / "aggregator.log",

@@ -68,6 +68,9 @@ def test_a_program_builds_and_does_what_it_says(number: int, workshop: Path, sta
         assert {len(each["embedding"]) for each in answer["data"]} == {384}
     elif language in {"openai", "node"}:
         assert printed == BY_GRPC[:1]
+    elif "rank.py" in commands:
+        assert printed[-1] == "ranked: 2"
+        assert len(printed) == 3
     elif "generate" in commands.lower():
         assert printed[-1] == "tokens: 20"
         assert len("".join(printed[:-1])) > 20, "the text itself"
@@ -80,9 +83,7 @@ def test_each_language_has_its_programs() -> None:
         *("openai",) * 4,
         *("node",) * 2,
         "curl",
-        "python",
-        "python",
-        "python",
+        *("python",) * 4,
         "go",
         "go",
         "java",

@@ -16,10 +16,12 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from loadtest.stack.service import ModelServer
 from protos.embedding.v1 import embedding_pb2, embedding_pb2_grpc
 from protos.generation.v1 import generation_pb2, generation_pb2_grpc
+from protos.ranking.v1 import ranking_pb2, ranking_pb2_grpc
 from tests.faults.rows import Figures
 from tests.faults.topic_logs import read_topics
 from tests.support.kafka_client import KafkaClient, Sent
@@ -30,8 +32,8 @@ CALL_S = 300.0
 POISON = 9947
 SEED = int(os.environ.get("FAULTS_SEED", "1"))
 
-Answer = bytes | tuple[str, tuple[int, ...]]
-"""A vector's bytes, or a text and its ids."""
+Answer = bytes | tuple[str, tuple[int, ...]] | tuple[tuple[int, float], ...]
+"""A vector's bytes, a text and its ids, or the places and scores of ranked documents."""
 Fault = Callable[[random.Random], Awaitable[None]]
 """Breaks something, and mends it."""
 
@@ -46,6 +48,20 @@ async def embedded(channel: grpc.aio.Channel, request: embedding_pb2.EmbedReques
     except grpc.aio.AioRpcError as error:
         raise Failed(f"{error.code().name}: {error.details()}") from error
     return bytes(answer.embeddings[0].embedding)
+
+
+async def ranked(channel: grpc.aio.Channel, request: ranking_pb2.RankRequest) -> tuple[tuple[int, float], ...]:
+    try:
+        answer = await ranking_pb2_grpc.RankingStub(channel).Rank(request, timeout=CALL_S)
+    except grpc.aio.AioRpcError as error:
+        raise Failed(f"{error.code().name}: {error.details()}") from error
+    if answer.status.code:
+        raise Failed(f"a document failed: {answer.status.message}")
+    return _order(answer)
+
+
+def _order(answer: ranking_pb2.RankResponse) -> tuple[tuple[int, float], ...]:
+    return tuple((each.index, each.score) for each in answer.results)
 
 
 async def generated(
@@ -111,6 +127,17 @@ class Load:
             include_token_ids=True,
         )
 
+    def to_rank(self, number: int, request_id: str = "") -> ranking_pb2.RankRequest:
+        """The query of that number with twenty documents; some are cut."""
+        documents = [f"fact {number} of river {place} " * (1 + (place % 5) * 20) for place in range(20)]
+        return ranking_pb2.RankRequest(
+            request_id=request_id,
+            model=self.models.get("rank", ""),
+            query=f"what is fact {number} of rivers",
+            documents=documents,
+            truncate=embedding_pb2.TRUNCATE_END,
+        )
+
     async def learn(self) -> None:
         async with grpc.aio.insecure_channel(self.address, options=self.options) as channel:
             for task in self.clients:
@@ -131,7 +158,7 @@ class Load:
         await self._collect(sent)
 
     async def call(self, chance: random.Random) -> None:
-        tasks = [task for task in ("embed", "embed", "generate") if task in self.clients]
+        tasks = [task for task in ("embed", "embed", "generate", "rank") if task in self.clients]
         async with grpc.aio.insecure_channel(self.address, options=self.options) as channel:
             while not self.over:
                 task, number = chance.choice(tasks), chance.choice(self.numbers)
@@ -145,6 +172,8 @@ class Load:
         """Raises Failed."""
         if task == "embed":
             return await embedded(channel, self.to_embed(number))
+        if task == "rank":
+            return await ranked(channel, self.to_rank(number))
         whole, ids = await generated(channel, self.to_generate(number), wait_for_ready=wait_for_ready)
         self.resumed += whole.attempt > 0
         return whole.text, ids
@@ -181,15 +210,19 @@ class Load:
         await until_beside(all_use_them, f"every aggregator uses {servers} servers", CALL_S)
 
     async def _produce(self, every_s: float, sent: dict[str, tuple[str, int]]) -> None:
+        make: dict[str, Callable[[int, str], Message]] = {
+            "embed": self.to_embed,
+            "generate": self.to_generate,
+            "rank": self.to_rank,
+        }
         for place in itertools.count():
             if self.over:
                 return
             number = self.numbers[place % len(self.numbers)]
             for task, client in self.clients.items():
-                make = self.to_embed if task == "embed" else self.to_generate
                 request_id = f"{task}-{place}"
                 sent[request_id] = task, number
-                await client.produce(Sent(make(number, request_id).SerializeToString()))
+                await client.produce(Sent(make[task](number, request_id).SerializeToString()))
             await asyncio.sleep(every_s)
 
     async def _collect(self, sent: Mapping[str, tuple[str, int]]) -> None:
@@ -230,8 +263,13 @@ def _are_replied(task: str, client: KafkaClient, wanted: int) -> bool:
     return len({_read(task, record)[0].request_id for record in client.replies}) >= wanted
 
 
-def _read(task: str, record: Any) -> tuple[embedding_pb2.EmbedResponse | generation_pb2.GenerateResponse, Answer]:
-    """A reply, and the vector or text in it."""
+def _read(
+    task: str, record: Any
+) -> tuple[embedding_pb2.EmbedResponse | generation_pb2.GenerateResponse | ranking_pb2.RankResponse, Answer]:
+    """A reply, and the vector, text or order in it."""
+    if task == "rank":
+        ranking = ranking_pb2.RankResponse.FromString(record.value or b"")
+        return ranking, _order(ranking)
     if task == "embed":
         vectors = embedding_pb2.EmbedResponse.FromString(record.value or b"")
         return vectors, bytes(vectors.embeddings[0].embedding) if vectors.embeddings else b""

@@ -20,6 +20,9 @@ from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from protos.generation.v1.generation_pb2 import GenerateRequest, GenerateResponse, Usage
 from protos.generation.v1.generation_pb2_grpc import GenerationServicer, add_GenerationServicer_to_server
+from protos.ranking.v1 import ranking_pb2 as pb_scores
+from protos.ranking.v1.ranking_pb2 import RankRequest, RankResponse, ScoreRequest, ScoreResponse
+from protos.ranking.v1.ranking_pb2_grpc import RankingServicer, add_RankingServicer_to_server
 from tests.support.fake_kubernetes import FakeKubernetesApi
 
 SETTINGS = AggregatorSettings(
@@ -71,13 +74,34 @@ class Texts(GenerationServicer):
         yield GenerateResponse(model_revision="r1", usage=Usage(completion_tokens=self._tokens))
 
 
+class Scores(RankingServicer):
+    """These scores for each pair."""
+
+    def __init__(self, *scores: float) -> None:
+        self._scores = scores
+
+    @override
+    async def Rank(self, request: RankRequest, context: Any) -> RankResponse:
+        raise NotImplementedError
+
+    @override
+    async def Score(self, request: ScoreRequest, context: Any) -> ScoreResponse:
+        assert request.model == "m"
+        return ScoreResponse(model_revision="r1", results=[pb_scores.Scores(scores=self._scores)] * len(request.pairs))
+
+
 @asynccontextmanager
-async def serving(service: Embeddings, texts: Texts | None = None, task: str = "generate") -> AsyncGenerator[str]:
+async def serving(
+    service: Embeddings, texts: Texts | Scores | None = None, task: str = "generate"
+) -> AsyncGenerator[str]:
     server = grpc.aio.server()
     pb_grpc.add_EmbeddingsServicer_to_server(service, server)
     if texts is not None:
         service.task = task
+    if isinstance(texts, Texts):
         add_GenerationServicer_to_server(texts, server)
+    elif isinstance(texts, Scores):
+        add_RankingServicer_to_server(texts, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -90,6 +114,21 @@ async def test_a_model_of_both_tasks_is_to_do_both() -> None:
     async with serving(Embeddings(lambda: answer(*SENSE)), Texts(8), "embed generate") as target:
         (line,) = await prove(SETTINGS, target, 30.0)
     assert line == f"gRPC {target}: m r1: a text of 8 tokens; m r1: 2 dimensions, alike 0.80, unlike 0.00"
+
+
+async def test_a_model_that_ranks_is_to_score_pairs() -> None:
+    embeddings = Embeddings(lambda: answer(*SENSE))
+    async with serving(embeddings, Scores(0.5), "rank") as target:
+        (line,) = await prove(SETTINGS, target, 30.0)
+    assert (line, embeddings.asked) == (f"gRPC {target}: m: 1 scores of a pair", [])
+
+
+async def test_scores_that_are_missing_or_not_finite_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smoke, "_RETRY_S", 30.0)
+    for scores in ((), (float("nan"), 0.5)):
+        async with serving(Embeddings(lambda: answer(*SENSE)), Scores(*scores), "classify") as target:
+            with pytest.raises(Failed, match="m: the scores are"):
+                await prove(SETTINGS, target, 30.0)
 
 
 @pytest.mark.parametrize(
