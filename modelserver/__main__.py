@@ -25,8 +25,7 @@ from k8s.process.errors import StartError
 from k8s.process.help import parser_of
 from k8s.process.settings import as_text, load
 from k8s.process.telemetry import Telemetry, TelemetrySettings
-from modelserver import model_files, weights
-from modelserver.engines import process_env
+from modelserver import model_files, process_env, weights
 from modelserver.engines.choice import tasks_of
 from modelserver.model_files import ModelFiles
 from modelserver.settings import ENV_PREFIX, ModelServerSettings

@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from modelserver.engines.choice import Choice, build, build_generator
-from modelserver.engines.embeddings_alone import EmbeddingsAlone
 from modelserver.engines.engine import Engine, EngineFacts, Generator
-from modelserver.engines.mixed_check import difference
+from modelserver.engines.self_check import EmbeddingsAlone, difference
 from modelserver.errors import CannotStart, TasksDisturb
 from modelserver.model_files import ModelFiles
 from modelserver.profile import store

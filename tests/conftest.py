@@ -5,7 +5,7 @@ import os
 import pytest
 
 from k8s.process.open_files import raise_limit
-from modelserver.engines.process_env import installed_vllm
+from modelserver.process_env import installed_vllm
 
 # Many engines share few cores. A step in two threads lasts as long as the slower of them, and waits for it at full
 # speed, on a core that the other threads need: beside other engines it takes twenty times as long.

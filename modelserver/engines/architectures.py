@@ -1,4 +1,4 @@
-"""The class of vLLM that serves a model, where vLLM's own choice is missing or fails."""
+"""What vLLM is told of a model: its class, where vLLM's own choice is missing or fails, and sizes for CUDA graphs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from modelserver.engines.engine import Scoring
 
 OWN_CLASSES: Mapping[str, str] = {
-    "PaddedEncoder": "modelserver.engines.padded_encoder:PaddedEncoder",
-    "PaddedForSequenceClassification": "modelserver.engines.padded_encoder:PaddedForSequenceClassification",
-    "HeadlessBert": "modelserver.engines.padded_encoder:HeadlessBert",
+    "PaddedEncoder": "modelserver.engines.modules:PaddedEncoder",
+    "PaddedForSequenceClassification": "modelserver.engines.modules:PaddedForSequenceClassification",
+    "HeadlessBert": "modelserver.engines.modules:HeadlessBert",
 }
 """Registered with vLLM, by architecture."""
 _SERVED_AS: Mapping[str, str] = {
@@ -78,3 +78,17 @@ def hf_overrides(config: Mapping[str, Any], scoring: Scoring | None = None) -> d
     if config.get("model_type") in _ROBERTA and "position_embedding_type" not in config:
         replaced["position_embedding_type"] = "absolute"  # vLLM reads it; transformers 5 no longer writes it
     return replaced
+
+
+_SMALLEST, _LARGEST = 8, 4096
+"""Tokens. Above the largest, a GPU computes longer than its kernels take to launch (estimated: `make bench-gpu`)."""
+
+
+def capture_sizes(step_tokens: int) -> tuple[int, ...]:
+    """Powers of two and their midpoints, which are also the totals of the profile, up to what a step holds.
+
+    A smaller step is padded to the next of them. vLLM's default, 51 sizes up to 512, leaves larger steps without.
+    """
+    most = min(step_tokens, _LARGEST)
+    sizes = {size for power in range(most.bit_length()) for size in (2**power, 3 * 2**power // 2)}
+    return tuple(sorted({size for size in sizes if _SMALLEST <= size < most} | {most}))

@@ -10,13 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from modelserver.engines.engine import EMBED_AND_GENERATE, Engine, EngineFacts, Generator, Scoring, Task
+from modelserver.engines.engine import EMBED_AND_GENERATE, Engine, EngineFacts, Generator, Scoring, StepThreads, Task
 from modelserver.engines.pooling import Embedding, Modules, read_embedding, read_modules
 from modelserver.engines.scoring import read_scoring, synthetic_scoring
 from modelserver.engines.self_check import compare
-from modelserver.engines.synthetic import Poison, SyntheticEngine, synthetic_facts
-from modelserver.engines.synthetic_generator import SyntheticGenerator
-from modelserver.engines.threads import StepThreads
+from modelserver.engines.synthetic import Poison, SyntheticEngine, SyntheticGenerator, synthetic_facts
 from modelserver.errors import CannotStart, ModelServerError
 from modelserver.model_files import ModelFiles
 from modelserver.settings import ModelServerSettings

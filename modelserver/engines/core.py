@@ -29,18 +29,23 @@ from vllm.v1.request import Request
 
 from modelserver.engines.architectures import (
     OWN_CLASSES,
+    capture_sizes,
     hf_overrides,
     known_type,
     refusal,
     runs_eagerly,
 )
-from modelserver.engines.capture_sizes import capture_sizes
-from modelserver.engines.engine import EngineFacts, IdArray, Matrix, Scoring, Task
+from modelserver.engines.engine import EngineFacts, IdArray, Matrix, Scoring, StepThreads, Task
 from modelserver.engines.modules import VectorModules, place_modules
 from modelserver.engines.pooling import Modules, Pooling
 from modelserver.engines.scoring import activated
-from modelserver.engines.threads import StepThreads
-from modelserver.engines.vllm_internals import inspect_classes_in_process, leave_dense_out, runner_of, token_types
+from modelserver.engines.vllm_internals import (
+    device_name,
+    inspect_classes_in_process,
+    leave_dense_out,
+    runner_of,
+    token_types,
+)
 from modelserver.errors import CannotStart, EngineBroken, StepFailed, device_errors
 from modelserver.model_files import position_rows
 
@@ -101,10 +106,16 @@ class CoreEngine:
         self._task = "embed" if scoring is None else "classify"
         self._params = PoolingParams(task=self._task, use_activation=False)
         self._under_way: list[str] = []
-        facts = _facts(core)
-        longest = min(facts.max_input_tokens, longest or facts.max_input_tokens)
-        tasks = frozenset((Task.EMBED if scoring is None else scoring.task,))
-        self.facts = replace(facts, max_input_tokens=longest, tasks=tasks, scoring=scoring)
+        facts, (step_tokens, step_queries) = facts_of(core), _step_capacity(core)
+        self.facts = replace(
+            facts,
+            tasks=frozenset((Task.EMBED if scoring is None else scoring.task,)),
+            scoring=scoring,
+            max_input_tokens=min(facts.max_input_tokens, longest or facts.max_input_tokens),
+            step_token_capacity=step_tokens,
+            step_query_capacity=step_queries,
+            capture_sizes=captured(core.vllm_config),
+        )
         dimensions = self.prepare(np.ones(1, np.int32), np.ones(1, np.int32)).run().shape[1]
         if scoring is not None and dimensions != len(scoring.labels):
             raise CannotStart(
@@ -352,7 +363,7 @@ def facts_of(core: EngineCore) -> EngineFacts:
         kind="core",
         version=vllm_version,
         dtype=str(config.model_config.dtype).removeprefix("torch."),
-        device=device(),
+        device=device_name(on_cpu=on_cpu()),
         on_cpu=on_cpu(),
         dimensions=0,
         max_input_tokens=config.model_config.max_model_len,
@@ -362,31 +373,12 @@ def facts_of(core: EngineCore) -> EngineFacts:
     )
 
 
-def _facts(core: EngineCore) -> EngineFacts:
-    step_tokens, step_queries = _step_capacity(core)
-    return replace(
-        facts_of(core),
-        step_token_capacity=step_tokens,
-        step_query_capacity=step_queries,
-        capture_sizes=captured(core.vllm_config),
-    )
-
-
 def captured(config: VllmConfig) -> tuple[int, ...]:
     """The sizes of steps that vLLM has captured graphs for; none on a CPU."""
     compilation = config.compilation_config
     if compilation.cudagraph_mode == CUDAGraphMode.NONE:
         return ()
     return tuple(sorted(compilation.cudagraph_capture_sizes or ()))
-
-
-def device() -> str:
-    """The device's name: measured times are valid for it only."""
-    if not on_cpu():
-        return str(current_platform.get_device_name())
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else 'cpu'}, {torch.get_num_threads()} threads"
 
 
 def _step_capacity(core: EngineCore) -> tuple[int, int]:

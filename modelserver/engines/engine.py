@@ -5,7 +5,8 @@ An engine of the second kind may embed as well: an embedding is then a sequence 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -242,3 +243,24 @@ class Generator(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class StepThreads:
+    """A step of fewer than `threaded_tokens` tokens gets one of the engine's threads, a larger one all (ADR 17)."""
+
+    def __init__(self, count: int, use: Callable[[int], None]) -> None:
+        """`use` sets the threads of the calling thread's next computations; between steps it stays at `count`."""
+        self.count = count
+        self.threaded_tokens = 0
+        self._use = use
+
+    @contextmanager
+    def of(self, tokens: int) -> Iterator[None]:
+        if tokens >= self.threaded_tokens:
+            yield
+            return
+        self._use(1)
+        try:
+            yield
+        finally:
+            self._use(self.count)

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from vllm.entrypoints.pooling.scoring.utils import compress_token_type_ids
 from vllm.model_executor.models import adapters, registry
+from vllm.platforms import current_platform
 from vllm.v1.engine.core import EngineCore
 
 T = TypeVar("T")
@@ -165,6 +168,16 @@ def leave_dense_out() -> None:
 
 def _no_modules(*_: object, **__: object) -> None:
     return None
+
+
+def device_name(*, on_cpu: bool) -> str:
+    """Measured times are valid for this device only."""
+    if not on_cpu:
+        return str(current_platform.get_device_name())
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else 'cpu'}, {torch.get_num_threads()} threads"
 
 
 def runner_of(core: EngineCore) -> Any:

@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 
-from modelserver.engines.threads import StepThreads
+from modelserver.engines.engine import StepThreads
 from modelserver.profile.measure import Measurable, production_mix
 
 _log = logging.getLogger(__name__)

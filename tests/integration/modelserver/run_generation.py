@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from modelserver.engines.process_env import prepare_engine_env
+from modelserver.process_env import prepare_engine_env
 
 prepare_engine_env(os.environ, local_model=True, v1_runner=True)
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from modelserver.engines.process_env import prepare_engine_env
+from modelserver.process_env import prepare_engine_env
 
 V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
 prepare_engine_env(os.environ, local_model=True, v1_runner=not V2)
@@ -37,8 +37,8 @@ from transformers import (  # noqa: E402
 
 from modelserver.engines import vllm_generator  # noqa: E402
 from modelserver.engines.core import LoadOptions  # noqa: E402
-from modelserver.engines.mixed_check import difference  # noqa: E402
 from modelserver.engines.pooling import Embedding, Pooling, read_embedding  # noqa: E402
+from modelserver.engines.self_check import difference  # noqa: E402
 from modelserver.engines.tap import Pooler, is_v2  # noqa: E402
 from modelserver.engines.vllm_generator import VllmGenerator  # noqa: E402
 from modelserver.engines.vllm_internals import runner_of  # noqa: E402

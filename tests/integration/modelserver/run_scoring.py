@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from modelserver.engines.process_env import prepare_engine_env
+from modelserver.process_env import prepare_engine_env
 
 prepare_engine_env(os.environ, local_model=True, v1_runner=True)
 

@@ -23,8 +23,7 @@ from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.calls import call_of
 from aggregator.sources.wire.generation import parse
 from modelserver.engines.engine import Task
-from modelserver.engines.synthetic import synthetic_facts
-from modelserver.engines.synthetic_generator import SyntheticGenerator
+from modelserver.engines.synthetic import SyntheticGenerator, synthetic_facts
 from modelserver.scheduler.embedding_batches import EmbeddingBatches
 from modelserver.scheduler.generation_steps import GenerationSteps, Start, StepLimits
 from modelserver.scheduler.merge import MergeLimits

@@ -8,7 +8,7 @@ import pytest
 
 from modelserver import model_files, startup
 from modelserver.engines.choice import Choice
-from modelserver.engines.threads import StepThreads
+from modelserver.engines.engine import StepThreads
 from modelserver.errors import CannotStart
 from modelserver.model_files import ModelFiles
 from modelserver.profile import store

@@ -15,8 +15,8 @@ from typing import Any
 
 from typing_extensions import override
 
+from modelserver import process_env
 from modelserver.__main__ import main
-from modelserver.engines import process_env
 
 
 def _alternate() -> None:

@@ -20,7 +20,7 @@ from loadtest.lab.bench.figures import RESULTS, Figure, append
 from modelserver import model_files
 from modelserver.engines.choice import build
 from modelserver.engines.engine import Engine
-from modelserver.engines.process_env import needs_v1_runner, prepare_engine_env
+from modelserver.process_env import needs_v1_runner, prepare_engine_env
 from modelserver.settings import EngineSettings, ModelServerSettings
 
 _TEXTS = Path("loadtest/data/nq_open_dev_queries.txt")

@@ -24,8 +24,8 @@ from loadtest.lab.bench.gpu.models import make_missing
 from modelserver.__main__ import prepare
 from modelserver.engines.choice import build
 from modelserver.engines.engine import Engine
-from modelserver.engines.process_env import needs_v1_runner, prepare_engine_env, reexecution
 from modelserver.model_files import ModelFiles
+from modelserver.process_env import needs_v1_runner, prepare_engine_env, reexecution
 from modelserver.profile.measure import measure, production_mix
 from modelserver.settings import ENV_PREFIX, ModelServerSettings
 from modelserver.startup import profile_owner, sweep_plan, warm_up

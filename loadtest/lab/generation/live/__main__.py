@@ -13,7 +13,7 @@ from typing import Any
 
 from loadtest.lab.generation.live.experiments import BLOCKS, EXPERIMENTS, LONGEST, STEP_TOKENS
 from modelserver.engines.engine import Generator
-from modelserver.engines.process_env import prepare_engine_env
+from modelserver.process_env import prepare_engine_env
 from modelserver.profile.generation import measure
 
 _BLOCK_TOKENS = 32

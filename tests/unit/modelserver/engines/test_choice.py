@@ -12,10 +12,9 @@ import pytest
 
 from modelserver import model_files
 from modelserver.engines.choice import build, choose
-from modelserver.engines.engine import EngineFacts, IdArray, Matrix
+from modelserver.engines.engine import EngineFacts, IdArray, Matrix, StepThreads
 from modelserver.engines.self_check import TOLERANCE, batches, compare
 from modelserver.engines.synthetic import SyntheticEngine
-from modelserver.engines.threads import StepThreads
 from modelserver.errors import CannotStart
 from modelserver.settings import EngineSettings, ModelServerSettings
 from modelserver.startup import warm_up

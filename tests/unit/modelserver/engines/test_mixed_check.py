@@ -10,9 +10,8 @@ import pytest
 from typing_extensions import override
 
 from modelserver.engines.engine import EMBED_AND_GENERATE, EngineFacts, Logprobs, NewTokens, StepLoad
-from modelserver.engines.mixed_check import difference
-from modelserver.engines.synthetic import synthetic_facts
-from modelserver.engines.synthetic_generator import SyntheticGenerator
+from modelserver.engines.self_check import difference
+from modelserver.engines.synthetic import SyntheticGenerator, synthetic_facts
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 

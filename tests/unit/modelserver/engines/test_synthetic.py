@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserver.engines.engine import Activation, IdArray, Matrix, Scoring
-from modelserver.engines.synthetic import SyntheticEngine, vectors
-from modelserver.engines.synthetic_generator import SyntheticGenerator
+from modelserver.engines.synthetic import SyntheticEngine, SyntheticGenerator, vectors
 from tests.support.fake_step_engine import facts_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelserver.engines.threads import StepThreads
+from modelserver.engines.engine import StepThreads
 
 
 @pytest.mark.parametrize(("tokens", "calls"), [(1, [1, 4]), (99, [1, 4]), (100, []), (4096, [])])

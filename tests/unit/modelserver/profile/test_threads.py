@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from modelserver.engines.engine import EngineFacts, IdArray, Matrix
-from modelserver.engines.threads import StepThreads
+from modelserver.engines.engine import EngineFacts, IdArray, Matrix, StepThreads
 from modelserver.profile.threads import measure_threads
 from tests.support.fake_step_engine import facts_of
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from modelserver.engines.engine import EMBED_AND_GENERATE, EngineFacts
-from modelserver.engines.synthetic import Poison, synthetic_facts, vectors
-from modelserver.engines.synthetic_generator import SyntheticGenerator
+from modelserver.engines.synthetic import Poison, SyntheticGenerator, synthetic_facts, vectors
 from modelserver.errors import EngineBroken, StepFailed
 from modelserver.scheduler.embedding_batches import EmbeddingBatches
 from modelserver.scheduler.generation_steps import Abort, GenerationStep, GenerationSteps, Start, StepLimits

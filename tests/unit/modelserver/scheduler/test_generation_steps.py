@@ -11,8 +11,7 @@ import pytest
 from typing_extensions import override
 
 from modelserver.engines.engine import EngineFacts, Task
-from modelserver.engines.synthetic import Poison, synthetic_facts
-from modelserver.engines.synthetic_generator import SyntheticGenerator
+from modelserver.engines.synthetic import Poison, SyntheticGenerator, synthetic_facts
 from modelserver.loop import EngineLoop, EngineState
 from modelserver.scheduler.generation_steps import Abort, GenerationStep, GenerationSteps, Leave, Start, StepLimits
 from modelserver.scheduler.outbox import Outbox

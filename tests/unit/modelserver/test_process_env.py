@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from modelserver.engines import process_env
+from modelserver import process_env
 from modelserver.errors import CannotStart
 
 SET = dict(process_env.MALLOC)
