@@ -6,17 +6,22 @@ import json
 from math import inf
 from typing import Any, cast
 
+import numpy as np
 from typing_extensions import override
 
 from aggregator.errors import Code, TokenbatchError
 from aggregator.observability.metrics import Metrics
 from aggregator.request.request import Defaults, Failure, Request
+from aggregator.request.vector import CompletedBatch, Vector
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.calls.calls import Call
 from aggregator.sources.calls.load import Limits, Load
-from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, failed_input
+from aggregator.sources.http.answer import Answer
+from aggregator.sources.http.cohere import read_embed
+from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions
 from aggregator.sources.http.errors import described
 from aggregator.sources.http.generation import DONE, ChatRequest, CompletionRequest, GenerationReader, Writer
+from aggregator.sources.http.service import Read
 from aggregator.sources.wire.values import decode_request
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.embedding.v1.embedding_pb2 import EmbedRequest
@@ -74,17 +79,42 @@ def _parsed(message: EmbedRequest | pb.GenerateRequest) -> Request:
 
 def check_embeddings(data: bytes) -> None:
     """A body of /v1/embeddings."""
+    _check_read(_EMBEDDINGS, data)
+
+
+def check_cohere(data: bytes) -> None:
+    """A body of /v2/embed."""
+    _check_read(read_embed, data)
+
+
+def _check_read(read: Read, data: bytes) -> None:
     try:
-        message, _ = _EMBEDDINGS(data, _DEFAULTS, "id")
+        message, answer = read(data, _DEFAULTS, "id")
         request = _parsed(message)
     except TokenbatchError as error:
         _refused(error)
         return
     assert 0 < len(request.inputs) <= _DEFAULTS.max_inputs, "More inputs than are taken, or none."
+    _write_vectors(request, answer)
+    request.outcomes, request.remaining = [None] * len(request.inputs), len(request.inputs)
     request.fail(_FAILURE)
-    found = failed_input(request)
+    found = answer.failure(request)
     assert found is not None, "A failed request has no failure."
     described(found)
+
+
+def _write_vectors(request: Request, answer: Answer) -> None:
+    """Every input gets a vector, whatever is asked of it."""
+    count = len(request.inputs)
+    matrix = np.ones((count, 16), np.float32)
+    batch = CompletedBatch("b", "m", "r", 0, matrix, 0.0, 0.0)
+    request.outcomes = [Vector(batch, row, 3, 0.0) for row in range(count)]
+    request.failed = False
+    headers = answer.headers(request)
+    assert all("\n" not in value and value.isascii() for value in headers.values()), "A header breaks the response."
+    body = answer.write(request)
+    if headers["content-type"] == "application/json":
+        json.loads(body)
 
 
 def check_generation(data: bytes) -> None:
@@ -119,5 +149,6 @@ def _write(request: Request, asked: CompletionRequest | ChatRequest) -> None:
 
 TARGETS = (
     Target("http_embeddings", check_embeddings),
+    Target("http_cohere", check_cohere),
     Target("http_generation", check_generation),
 )

@@ -1,39 +1,29 @@
-"""OpenAI's embeddings request and response: JSON in, JSON out."""
+"""Read the body of /v1/embeddings, as OpenAI's, vLLM's and Voyage's clients send it."""
 
 from __future__ import annotations
 
 import re
-from binascii import b2a_base64
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Annotated, Literal, cast
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import msgspec
-import numpy as np
 
-from aggregator.errors import Code, shown
-from aggregator.request.request import Defaults, Failure, Request
-from aggregator.request.vector import EncodedRows, Vector
+from aggregator.errors import shown
+from aggregator.request.request import Defaults
 from aggregator.scheduler.work_item import Task
 from aggregator.sources.calls.models import ServedModels, ServedTask
+from aggregator.sources.http.answer import AskedPriority, Ignored, checked_id, priority_of
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode
+from aggregator.sources.http.vectors import VectorList
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS
 from protos.embedding.v1 import embedding_pb2 as pb
 
-PRIORITIES = {
-    None: pb.PRIORITY_UNSPECIFIED,
-    "interactive": pb.PRIORITY_INTERACTIVE,
-    "default": pb.PRIORITY_DEFAULT,
-    "background": pb.PRIORITY_BACKGROUND,
-}
 _INPUT_TYPES = {
     None: pb.INPUT_TYPE_UNSPECIFIED,
     "query": pb.INPUT_TYPE_QUERY,
     "document": pb.INPUT_TYPE_DOCUMENT,
 }
-_ENCODINGS = {"float": pb.ENCODING_FLOAT32, "int8": pb.ENCODING_INT8, "binary": pb.ENCODING_BINARY}
-_OF_INPUTS = frozenset({Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE, Code.INTERNAL})
 _MAX_DIMENSIONS = 2**31 - 1
 _MAX_TOKEN_ID = _MAX_TOKENS = 2**31 - 1
 _FIRST_ELEMENT = re.compile(rb"\[\s*(.?)", re.DOTALL)
@@ -44,20 +34,56 @@ FOREIGN_IDS = (
 )
 
 
-class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's fields, then those of other servers and of this one."""
+class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's fields, then vLLM's, Voyage's, and those of this one."""
 
     input: msgspec.Raw
     model: str | None = None
-    encoding_format: Literal["float", "base64"] | None = None
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
     dimensions: Annotated[int, msgspec.Meta(ge=1, le=_MAX_DIMENSIONS)] | None = None
     user: str | None = None
     truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1, le=_MAX_TOKENS)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+    padding: Literal["do_not_pad"] | None = None
+    request_id: str | None = None
+    priority: AskedPriority = None
+    embed_dtype: Literal["float32", "float16"] | None = None
+    endianness: Literal["native", "big", "little"] | None = None
+    use_activation: bool | None = None
+    truncation: bool | None = None
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
+    output_dimension: Annotated[int, msgspec.Meta(ge=1, le=_MAX_DIMENSIONS)] | None = None
     input_type: Literal["query", "document"] | None = None
     normalize: bool | None = None
-    priority: Literal["interactive", "default", "background"] | None = None
-    embedding_types: Annotated[list[Literal["float", "int8", "binary"]], msgspec.Meta(max_length=1)] | None = None
     tokenizer: str | None = None
+
+    def answer(self) -> VectorList:
+        """How it is answered. `embed_dtype` and `endianness` are of base64 and bytes, as in vLLM."""
+        encoding_format = self.encoding_format or "float"
+        dtype: str = self.output_dtype or "float"
+        if dtype == "float" and self.embed_dtype == "float16" and encoding_format != "float":
+            dtype = "float16"
+        return VectorList(self.ignored(), dtype, encoding_format, is_swapped=self.endianness == "big")
+
+    def truncated(self) -> pb.Truncate:
+        if self.truncate_prompt_tokens is None and not self.truncation:
+            return pb.TRUNCATE_NONE
+        return pb.TRUNCATE_START if self.truncation_side == "left" else pb.TRUNCATE_END
+
+    def check(self) -> None:
+        """Raises FieldError for what the fields' types allow."""
+        if self.truncate_prompt_tokens == 0:
+            raise FieldError(
+                "expected -1, which truncates to what the model takes, or 1 and more", "truncate_prompt_tokens"
+            )
+        if self.add_special_tokens is False:
+            raise FieldError(
+                "the model's special tokens are always added to a text: send token ids where they must not be",
+                "add_special_tokens",
+            )
+        if self.dimensions and self.output_dimension:
+            raise FieldError("dimensions says the same: send one of them", "output_dimension")
 
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=_MAX_TOKEN_ID)]
@@ -92,32 +118,31 @@ class EmbeddingsReader:
         self._revisions = revisions
         self._trusts_token_ids = trusts_token_ids
 
-    def __call__(self, data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.EmbedRequest, EmbeddingsRequest]:
-        """The message for a body, and what it was made of. Raises TokenbatchError."""
+    def __call__(self, data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.EmbedRequest, VectorList]:
+        """The message for a body, and how it is answered. Raises TokenbatchError."""
         asked = decode(_REQUEST, data)
-        if asked.truncate_prompt_tokens == 0:
-            raise FieldError(
-                "expected -1, which truncates to what the model takes, or 1 and more", "truncate_prompt_tokens"
-            )
+        asked.check()
+        answer = asked.answer()
+        normalize = asked.use_activation if asked.normalize is None else asked.normalize
         message = pb.EmbedRequest(
-            request_id=request_id,
+            request_id=checked_id(asked.request_id) or request_id,
             model=asked.model or "",
             inputs=self._inputs(asked, defaults.max_inputs),
             input_type=_INPUT_TYPES[asked.input_type],
-            priority=PRIORITIES[asked.priority],
-            dimensions=asked.dimensions or 0,
-            encoding=_ENCODINGS[asked.embedding_types[0] if asked.embedding_types else "float"],
-            truncate=pb.TRUNCATE_NONE if asked.truncate_prompt_tokens is None else pb.TRUNCATE_END,
+            priority=priority_of(asked.priority, defaults.priority),
+            dimensions=asked.dimensions or asked.output_dimension or 0,
+            encoding=answer.encoding,
+            truncate=asked.truncated(),
             truncate_to=max(0, asked.truncate_prompt_tokens or 0),  # -1: to what the model takes
             tenant=asked.user or "",
         )
-        if asked.normalize is not None:
-            message.normalize = asked.normalize
+        if normalize is not None:
+            message.normalize = normalize
         if asked.tokenizer:
             message.model_revision = self._revisions.of_tokenizer(
                 asked.tokenizer, message.model or defaults.model, Task.EMBED
             )
-        return message, asked
+        return message, answer
 
     def _inputs(self, asked: EmbeddingsRequest, max_inputs: int) -> Sequence[pb.Input]:
         """One text, several, or token ids. Raises FieldError."""
@@ -160,77 +185,3 @@ def check_size(raw: bytes, max_inputs: int) -> None:
         raise FieldError(f"at least {inputs} inputs: at most {max_inputs} are taken", "input")
     if not quotes and raw.count(b",") > MAX_TOKEN_IDS + max_inputs:
         raise FieldError(f"more than {MAX_TOKEN_IDS} token ids: send fewer in one request", "input")
-
-
-def response(request: Request, *, as_base64: bool) -> bytes:
-    return b"".join(_pieces(request, as_base64=as_base64))
-
-
-def _pieces(request: Request, *, as_base64: bool) -> Iterator[bytes]:
-    options = request.options
-    write = _as_base64 if as_base64 or options.encoding != pb.ENCODING_FLOAT32 else _as_floats
-    rows: EncodedRows | None = None
-    token_count = 0
-    batch = None
-    before = b'{"object":"list","data":[{"object":"embedding","index":'
-    for index, outcome in enumerate(request.outcomes):
-        assert isinstance(outcome, Vector), "A request with a failure was answered with vectors. This is a bug."
-        if outcome.batch is not batch or rows is None:
-            batch = outcome.batch
-            rows = batch.rows(options.dimensions, options.encoding, normalize=bool(options.normalize))
-        yield b'%b%d,"embedding":' % (before, index)
-        yield write(rows, outcome.row)
-        if rows.scales is not None:
-            yield b',"scale":%r' % rows.scale(outcome.row)
-        token_count += outcome.token_count
-        before = b'},{"object":"embedding","index":'
-    assert batch is not None, "A request without an input was answered. This is a bug."
-    yield b'}],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}' % (
-        msgspec.json.encode(batch.model),
-        token_count,
-        token_count,
-    )
-
-
-def _as_base64(rows: EncodedRows, row: int) -> bytes:
-    return b'"%b"' % b2a_base64(rows.row(row), newline=False)
-
-
-def _as_floats(rows: EncodedRows, row: int) -> bytes:
-    return msgspec.json.encode(np.frombuffer(rows.row(row), "<f4").tolist())
-
-
-def failed_input(request: Request) -> Failure | None:
-    """The first failure; None when every input has a vector. Of several inputs it names the one at fault."""
-    if not request.failed:
-        return None
-    outcomes = request.outcomes
-    index = next(index for index, outcome in enumerate(outcomes) if isinstance(outcome, Failure))
-    failure = cast("Failure", outcomes[index])
-    of_input = failure.code in _OF_INPUTS and (len(outcomes) == 1 or any(each is not failure for each in outcomes))
-    if failure.field or not of_input:
-        return failure
-    message = failure.message
-    if failure.code == Code.OUT_OF_RANGE:
-        message = f"{message.partition(';')[0]}; send less, or set truncate_prompt_tokens to -1"
-    if len(outcomes) == 1:
-        return replace(failure, message=message, field="input")
-    return replace(failure, message=f"input[{index}]: {message}", field=f"input[{index}]")
-
-
-def timing_headers(request: Request) -> dict[str, str]:
-    """Where the time went, of the input that waited longest."""
-    slowest: Vector | None = None
-    for outcome in request.outcomes:
-        if isinstance(outcome, Vector) and (slowest is None or outcome.queued_s > slowest.queued_s):
-            slowest = outcome
-    if slowest is None:
-        return {}
-    batch = slowest.batch
-    queued, batched, inference = (f"{s * 1e3:.2f}" for s in (slowest.queued_s, batch.batched_s, batch.inference_s))
-    return {
-        "server-timing": f"queue;dur={queued}, batch;dur={batched}, inference;dur={inference}",
-        "x-tokenbatch-queued-ms": queued,
-        "x-tokenbatch-batched-ms": batched,
-        "x-tokenbatch-inference-ms": inference,
-    }

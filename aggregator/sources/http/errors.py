@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form, with the status and the headers that its clients act on."""
+"""Errors as the clients of each API read them, with the status and the headers that they act on."""
 
 from __future__ import annotations
 
@@ -65,8 +65,9 @@ def shortened(message: str) -> str:
     return message if len(message) <= _MOST_CHARACTERS else f"{message[:_MOST_CHARACTERS]}…"
 
 
-def body_of(message: str, kind: str, param: str | None, code: str) -> bytes:
-    return msgspec.json.encode({"error": _error_object(message, kind, param, code)})
+def body_of(error: dict[str, Any]) -> bytes:
+    """OpenAI's and vLLM's clients read `error`, Voyage's and Jina's `detail`, Cohere's `message`."""
+    return msgspec.json.encode({"error": error, "detail": error["message"], "message": error["message"]})
 
 
 def _error_object(message: str, kind: str, param: str | None, code: str) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def described(failure: Failure) -> tuple[int, bytes, dict[str, str]]:
         headers["retry-after-ms"] = str(ceil(failure.retry_after_s * 1000))
     if failure.code == Code.UNAUTHENTICATED:
         headers["www-authenticate"] = "Bearer"
-    return status, msgspec.json.encode({"error": error_of(failure)}), headers
+    return status, body_of(error_of(failure)), headers
 
 
 def error_of(failure: Failure) -> dict[str, Any]:
@@ -99,4 +100,4 @@ def described_error(error: HttpError) -> tuple[int, bytes, dict[str, str]]:
     headers = {"x-should-retry": "true" if error.retryable else "false"}
     if error.allow:
         headers["allow"] = error.allow
-    return error.status, body_of(str(error), "invalid_request_error", None, error.name), headers
+    return error.status, body_of(_error_object(str(error), "invalid_request_error", None, error.name)), headers

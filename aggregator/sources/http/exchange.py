@@ -24,7 +24,7 @@ from aggregator.sources.http.errors import HttpError, described, described_error
 if TYPE_CHECKING:
     from aggregator.sources.http.connection import Connection
 
-_MAX_ID_CHARACTERS = 1024
+MAX_ID_CHARACTERS = 1024
 _SPIFFE = "spiffe://"
 
 
@@ -125,7 +125,7 @@ class Exchange:
     @property
     def request_id(self) -> str:
         """The id that the caller chose, if any; empty if it is not valid in a header."""
-        request_id = self.header(b"x-request-id")[:_MAX_ID_CHARACTERS]
+        request_id = self.header(b"x-request-id")[:MAX_ID_CHARACTERS]
         return request_id if request_id.isprintable() and request_id.isascii() else ""
 
     def peer(self) -> str:
@@ -204,10 +204,10 @@ class Exchange:
         lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
         if "x-request-id" not in headers and (request_id := self.request_id):
             lines.append(f"x-request-id: {request_id}\r\n")
+        if "content-type" not in headers:
+            lines.append("content-type: application/json\r\n")
         duration_ms = ceil((time.monotonic() - self.started_s) * 1e3)
-        lines.append(
-            f"openai-processing-ms: {duration_ms}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        )
+        lines.append(f"openai-processing-ms: {duration_ms}\r\ncontent-length: {len(body)}\r\n")
         head = self._head(status, "".join(lines), closes=closes)
         self._connection.transport.write(head if self.method == "HEAD" else head + body)
         self._connection.answered()

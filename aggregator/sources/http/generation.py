@@ -11,8 +11,9 @@ import msgspec
 
 from aggregator.request.generated_text import GeneratedText
 from aggregator.request.request import Defaults, Failure, Request
-from aggregator.scheduler.work_item import Task
-from aggregator.sources.http.embeddings import FOREIGN_IDS, PRIORITIES, Revisions, check_nesting
+from aggregator.scheduler.work_item import Priority, Task
+from aggregator.sources.http.answer import AskedPriority, priority_of
+from aggregator.sources.http.embeddings import FOREIGN_IDS, Revisions, check_nesting
 from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.json_body import decode
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS
@@ -63,7 +64,7 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     repetition_penalty: float | None = None
     stop_token_ids: Annotated[list[_Count], msgspec.Meta(max_length=_MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
-    priority: Literal["interactive", "default", "background"] | None = None
+    priority: AskedPriority = None
 
 
 class CompletionRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
@@ -126,7 +127,7 @@ class GenerationReader:
     ) -> tuple[pb.GenerateRequest, CompletionRequest]:
         """The message for a body, and what it was made of. Raises TokenbatchError."""
         asked = decode(_COMPLETION, data)
-        message = _message(asked, request_id)
+        message = _message(asked, request_id, defaults.priority)
         self._set_prompt(message, asked)
         if asked.max_tokens is None:
             message.sampling.max_tokens = _DEFAULT_COMPLETION_TOKENS
@@ -138,10 +139,10 @@ class GenerationReader:
             )
         return message, asked
 
-    def chat(self, data: bytes, _: Defaults, request_id: str) -> tuple[pb.GenerateRequest, ChatRequest]:
+    def chat(self, data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.GenerateRequest, ChatRequest]:
         """The same for a chat."""
         asked = decode(_CHAT, data)
-        message = _message(asked, request_id)
+        message = _message(asked, request_id, defaults.priority)
         if asked.max_completion_tokens is not None:
             message.sampling.max_tokens = asked.max_completion_tokens
         if asked.logprobs:
@@ -174,7 +175,7 @@ class GenerationReader:
         message.token_ids.ids.extend(ids)
 
 
-def _message(asked: CompletionRequest | ChatRequest, request_id: str) -> pb.GenerateRequest:
+def _message(asked: CompletionRequest | ChatRequest, request_id: str, priority: Priority) -> pb.GenerateRequest:
     """The request's common fields. Raises FieldError."""
     if asked.stream_options is not None and not asked.stream:
         raise FieldError("stream_options needs stream: true", "stream_options")
@@ -192,7 +193,7 @@ def _message(asked: CompletionRequest | ChatRequest, request_id: str) -> pb.Gene
         request_id=request_id,
         model=asked.model or "",
         sampling=sampling,
-        priority=PRIORITIES[asked.priority],
+        priority=priority_of(asked.priority, priority),
         tenant=asked.user or "",
         final_only=not asked.stream,
     )

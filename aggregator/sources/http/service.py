@@ -1,4 +1,4 @@
-"""OpenAI's routes: what each asks of the pipeline, and how it is answered."""
+"""The routes: what each asks of the pipeline, and how it is answered."""
 
 from __future__ import annotations
 
@@ -19,20 +19,18 @@ from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, GenerationCall, call_of
 from aggregator.sources.calls.load import Room
 from aggregator.sources.calls.models import ServedModels, ServedRevision, ServedTask
+from aggregator.sources.http.answer import Answer
 from aggregator.sources.http.calls import HttpCalls
-from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, failed_input, response, timing_headers
+from aggregator.sources.http.cohere import read_embed
+from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions
 from aggregator.sources.http.errors import FieldError, HttpError, described
 from aggregator.sources.http.exchange import Exchange
 from aggregator.sources.http.generation import ChatRequest, CompletionRequest, GenerationReader, Writer
 from aggregator.sources.http.json_body import decode
 from aggregator.sources.wire.decode import SMALL_BYTES
-from aggregator.sources.wire.encode import is_large
 from aggregator.tokenizers.tokenizer import GenerationTokenizer
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest
-
-_MANY_FLOATS = 16_384
-"""Written as decimal numbers on a thread: it takes some milliseconds."""
 
 _LONG_CHARACTERS = 65_536
 _CHARACTERS_PER_TOKEN = 32
@@ -60,6 +58,8 @@ class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
 TOKENIZE, DETOKENIZE = msgspec.json.Decoder(Tokenize), msgspec.json.Decoder(Detokenize)
 
 Serve = Callable[[Exchange], None]
+Read = Callable[[bytes, Defaults, str], tuple[pb.EmbedRequest, Answer]]
+"""Reads a body: a message, and how its request is answered. Raises TokenbatchError."""
 ReadGeneration = Callable[[bytes, Defaults, str], tuple[GenerateRequest, CompletionRequest | ChatRequest]]
 
 
@@ -69,8 +69,8 @@ class DeadlinePassed(TokenbatchError):
     code = Code.DEADLINE_EXCEEDED
 
 
-class EmbeddingsCall(Call):
-    """The origin of a request for embeddings, which is answered by whom completes it, without a task of its own."""
+class AnsweredCall(Call):
+    """The origin of a request that is answered by whom completes it, without a task of its own."""
 
     __slots__ = ("_answer",)
 
@@ -104,10 +104,11 @@ class OpenAIService:
         self._models = models
         self._tracing = tracing
         revisions = Revisions(models)
-        self._read_embeddings = EmbeddingsReader(revisions, trusts_token_ids=trusts_token_ids)
+        embeddings = EmbeddingsReader(revisions, trusts_token_ids=trusts_token_ids)
         generation = GenerationReader(revisions, trusts_token_ids=trusts_token_ids)
         self._routes: dict[str, tuple[str, Serve]] = {
-            "/v1/embeddings": ("POST", self._embed),
+            "/v1/embeddings": ("POST", partial(self._serve, embeddings)),
+            "/v2/embed": ("POST", partial(self._serve, read_embed)),
             "/v1/completions": ("POST", partial(self._generate, generation.completion)),
             "/v1/chat/completions": ("POST", partial(self._generate, generation.chat)),
             "/tokenize": ("POST", self._tokenize),
@@ -137,27 +138,26 @@ class OpenAIService:
             self.calls.expect(exchange)
             exchange.serve = serve
 
-    def _embed(self, exchange: Exchange) -> None:
+    def _serve(self, read: Read, exchange: Exchange) -> None:
         room = exchange.held_room
-        read = partial(self._read_embed, exchange, room)
+        decoded = partial(self._decoded, read, exchange, room)
         if len(exchange.body) > SMALL_BYTES:
-            exchange.run(self._embed_large(exchange, room, read))
+            exchange.run(self._serve_large(exchange, room, decoded))
         else:
             data = exchange.take_body()
-            self._submit(exchange, self.calls.take(data, exchange.identity, exchange.deadline_s, room, read))
+            self._submit(exchange, self.calls.take(data, exchange.identity, exchange.deadline_s, room, decoded))
 
-    async def _embed_large(
-        self, exchange: Exchange, room: Room, read: Callable[[bytes, Identity], tuple[pb.EmbedRequest, Call]]
+    async def _serve_large(
+        self, exchange: Exchange, room: Room, decoded: Callable[[bytes, Identity], tuple[pb.EmbedRequest, Call]]
     ) -> None:
         data = exchange.take_body()
-        self._submit(exchange, await self.calls.take_large(data, exchange.identity, exchange.deadline_s, room, read))
+        self._submit(exchange, await self.calls.take_large(data, exchange.identity, exchange.deadline_s, room, decoded))
 
-    def _read_embed(
-        self, exchange: Exchange, room: Room, data: bytes, identity: Identity
+    def _decoded(
+        self, read: Read, exchange: Exchange, room: Room, data: bytes, identity: Identity
     ) -> tuple[pb.EmbedRequest, Call]:
-        message, asked = self._read_embeddings(data, identity.defaults, exchange.request_id)
-        answer = partial(self._answer, exchange, as_base64=asked.encoding_format == "base64")
-        return message, EmbeddingsCall(room, answer)
+        message, answer = read(data, identity.defaults, exchange.request_id)
+        return message, AnsweredCall(room, partial(self._answer, exchange, answer))
 
     def _submit(self, exchange: Exchange, request: Request) -> None:
         call = call_of(request)
@@ -173,22 +173,22 @@ class OpenAIService:
         self.calls.give_up(request)
         exchange.fail(DeadlinePassed("the deadline passed before the answer was there"))
 
-    def _answer(self, exchange: Exchange, request: Request, *, as_base64: bool) -> None:
+    def _answer(self, exchange: Exchange, answer: Answer, request: Request) -> None:
         """Every input has its outcome."""
         try:
-            failed = failed_input(request)
+            failed = answer.failure(request)
             if failed is not None:
                 status, body, headers = described(failed)
                 exchange.answer(status, body, {**headers, "x-request-id": request.request_id})
-            elif _takes_long(request, as_base64=as_base64):
-                exchange.run(self._encode(exchange, request, as_base64=as_base64))
+            elif answer.takes_long(request):
+                exchange.run(self._encode(exchange, answer, request))
             else:
-                _write(exchange, request, response(request, as_base64=as_base64))
+                exchange.answer(200, answer.write(request), answer.headers(request))
         except Exception as error:  # noqa: BLE001 - it must not end the work of all others
             exchange.fail(error)
 
-    async def _encode(self, exchange: Exchange, request: Request, *, as_base64: bool) -> None:
-        _write(exchange, request, await asyncio.to_thread(response, request, as_base64=as_base64))
+    async def _encode(self, exchange: Exchange, answer: Answer, request: Request) -> None:
+        exchange.answer(200, await asyncio.to_thread(answer.write, request), answer.headers(request))
 
     def _generate(self, read: ReadGeneration, exchange: Exchange) -> None:
         exchange.run(self._write_generation(read, exchange))
@@ -295,16 +295,6 @@ class OpenAIService:
 
     def _health(self, exchange: Exchange) -> None:
         exchange.answer(503 if self.drains else 200, b"{}", {})
-
-
-def _write(exchange: Exchange, request: Request, body: bytes) -> None:
-    exchange.answer(200, body, {**timing_headers(request), "x-request-id": request.request_id})
-
-
-def _takes_long(request: Request, *, as_base64: bool) -> bool:
-    options = request.options
-    as_floats = not as_base64 and options.encoding == pb.ENCODING_FLOAT32
-    return is_large(request) or (as_floats and len(request.outcomes) * options.dimensions > _MANY_FLOATS)
 
 
 def listed(models: Iterable[ServedTask]) -> list[dict[str, Any]]:

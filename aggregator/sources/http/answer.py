@@ -1,0 +1,125 @@
+"""What the forms of all routes share: how a completed request is answered, and fields that change no answer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Literal, cast
+
+import msgspec
+
+from aggregator.errors import Code
+from aggregator.request.request import Failure, Request
+from aggregator.request.vector import Vector
+from aggregator.scheduler.work_item import Priority
+from aggregator.sources.http.errors import FieldError
+from aggregator.sources.http.exchange import MAX_ID_CHARACTERS
+from aggregator.sources.wire.encode import is_large
+from protos.embedding.v1 import embedding_pb2 as pb
+
+PRIORITIES = {
+    "interactive": pb.PRIORITY_INTERACTIVE,
+    "default": pb.PRIORITY_DEFAULT,
+    "background": pb.PRIORITY_BACKGROUND,
+}
+AskedPriority = int | Literal["interactive", "default", "background"] | None
+_NUMBERS = {priority: PRIORITIES[priority.name.lower()] for priority in Priority}
+_OF_INPUTS = frozenset({Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE, Code.INTERNAL})
+
+
+def priority_of(asked: AskedPriority, default: Priority) -> pb.Priority:
+    """A class by its word, or by a number as at vLLM and Cohere: lower first, 0 is the default."""
+    if not asked:
+        return pb.PRIORITY_UNSPECIFIED
+    if isinstance(asked, str):
+        return PRIORITIES[asked]
+    return _NUMBERS[Priority.INTERACTIVE if asked < 0 else max(default, Priority(min(asked, Priority.BACKGROUND)))]
+
+
+def checked_id(request_id: str | None) -> str:
+    """An id in a body, which comes back in a header. Raises FieldError."""
+    if not request_id:
+        return ""
+    if len(request_id) > MAX_ID_CHARACTERS or not (request_id.isascii() and request_id.isprintable()):
+        raise FieldError(f"expected at most {MAX_ID_CHARACTERS} printable characters of ASCII", "request_id")
+    return request_id
+
+
+class Ignored(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of other servers that change no vector and no score. Any other field that is not known is refused."""
+
+    cache_salt: object = None
+    media_io_kwargs: object = None
+    metadata: object = None
+    mm_processor_kwargs: object = None
+    safety_identifier: object = None
+
+    def ignored(self) -> str:
+        return ", ".join(name for name in Ignored.__struct_fields__ if getattr(self, name) is not None)
+
+
+class Answer(ABC):
+    """Writes the response to one request.
+
+    `inputs`, `remedy`: its form's names for what it embeds or scores, and for how to truncate that.
+    """
+
+    inputs = "input"
+    remedy = "set truncate_prompt_tokens to -1"
+    content_type = "application/json"
+
+    def __init__(self, ignored: str) -> None:
+        self._ignored = ignored
+
+    @abstractmethod
+    def write(self, request: Request) -> bytes:
+        """The body, if each input has a result."""
+
+    def takes_long(self, request: Request) -> bool:
+        """Whether it is to be written on a thread."""
+        return is_large(request)
+
+    def headers(self, request: Request) -> dict[str, str]:
+        headers = {**_timings(request), "content-type": self.content_type, "x-request-id": request.request_id}
+        if self._ignored:
+            headers["x-tokenbatch-ignored"] = self._ignored
+        return headers
+
+    def failure(self, request: Request) -> Failure | None:
+        """The first failure; None when every input has a result. Of several inputs it names the one at fault."""
+        if not request.failed:
+            return None
+        outcomes = request.outcomes
+        index = next(index for index, outcome in enumerate(outcomes) if isinstance(outcome, Failure))
+        failure = cast("Failure", outcomes[index])
+        of_input = failure.code in _OF_INPUTS and (len(outcomes) == 1 or any(each is not failure for each in outcomes))
+        if failure.field or not of_input:
+            return failure
+        message = failure.message
+        if failure.code == Code.OUT_OF_RANGE:
+            message = f"{message.partition(';')[0]}; send less, or {self.remedy}"
+        if len(outcomes) == 1:
+            return replace(failure, message=message, field=self.inputs)
+        return replace(failure, message=f"{self.inputs}[{index}]: {message}", field=f"{self.inputs}[{index}]")
+
+
+def token_count(request: Request) -> int:
+    return sum(outcome.token_count for outcome in request.outcomes if isinstance(outcome, Vector))
+
+
+def _timings(request: Request) -> dict[str, str]:
+    """Where the time went, of the input that waited longest."""
+    slowest: Vector | None = None
+    for outcome in request.outcomes:
+        if isinstance(outcome, Vector) and (slowest is None or outcome.queued_s > slowest.queued_s):
+            slowest = outcome
+    if slowest is None:
+        return {}
+    batch = slowest.batch
+    queued, batched, inference = (f"{s * 1e3:.2f}" for s in (slowest.queued_s, batch.batched_s, batch.inference_s))
+    return {
+        "server-timing": f"queue;dur={queued}, batch;dur={batched}, inference;dur={inference}",
+        "x-tokenbatch-queued-ms": queued,
+        "x-tokenbatch-batched-ms": batched,
+        "x-tokenbatch-inference-ms": inference,
+    }

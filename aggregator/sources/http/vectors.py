@@ -1,0 +1,186 @@
+"""Write vectors as OpenAI's, vLLM's, Voyage's and Cohere's clients read them."""
+
+from __future__ import annotations
+
+import json
+from binascii import b2a_base64
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from typing_extensions import override
+
+from aggregator.request.request import Request
+from aggregator.request.vector import EncodedRows, Vector
+from aggregator.sources.http.answer import Answer, token_count
+from protos.embedding.v1 import embedding_pb2 as pb
+
+_MANY_FLOATS = 16_384
+"""Written as decimal numbers on a thread: it takes some milliseconds."""
+_HALF_RANGE = 0x80
+
+
+@dataclass(frozen=True, slots=True)
+class Dtype:
+    """A vector's numbers in a response: bytes of an encoding, read as `numpy_type`.
+
+    `is_shifted`: each byte is moved by 128, so that what was signed is unsigned and the other way round.
+    """
+
+    encoding: pb.Encoding
+    numpy_type: str
+    is_shifted: bool = False
+
+    def row(self, rows: EncodedRows, row: int) -> bytes:
+        data = rows.row(row)
+        return (np.frombuffer(data, np.uint8) ^ _HALF_RANGE).tobytes() if self.is_shifted else data
+
+    def numbers(self, rows: EncodedRows, row: int) -> list[Any]:
+        return np.frombuffer(self.row(rows, row), self.numpy_type).tolist()  # type: ignore[no-any-return]
+
+
+DTYPES = {
+    "float": Dtype(pb.ENCODING_FLOAT32, "<f4"),
+    "float16": Dtype(pb.ENCODING_FLOAT16, "<f2"),
+    "int8": Dtype(pb.ENCODING_INT8, "i1"),
+    "uint8": Dtype(pb.ENCODING_INT8, "u1", is_shifted=True),
+    "binary": Dtype(pb.ENCODING_BINARY, "i1", is_shifted=True),
+    "ubinary": Dtype(pb.ENCODING_BINARY, "u1"),
+}
+
+
+def _rows(request: Request, dtype: Dtype) -> Iterator[tuple[EncodedRows, Vector]]:
+    """Each input's vector with the encoded rows of its batch."""
+    options = request.options
+    rows: EncodedRows | None = None
+    batch = None
+    for outcome in request.outcomes:
+        assert isinstance(outcome, Vector), "A request with a failure was answered with vectors. This is a bug."
+        if outcome.batch is not batch or rows is None:
+            batch = outcome.batch
+            rows = batch.rows(options.dimensions, dtype.encoding, normalize=bool(options.normalize))
+        yield rows, outcome
+
+
+def _model(request: Request) -> str:
+    outcome = request.outcomes[0]
+    assert isinstance(outcome, Vector), "A request with a failure was answered with vectors. This is a bug."
+    return outcome.batch.model
+
+
+class VectorList(Answer):
+    """A list of objects with a vector each: numbers, base64, or what vLLM calls bytes."""
+
+    def __init__(self, ignored: str, dtype: str, encoding_format: str, *, is_swapped: bool) -> None:
+        super().__init__(ignored)
+        self._dtype_name, self._dtype = dtype, DTYPES[dtype]
+        self._format = encoding_format
+        self._is_swapped = is_swapped
+        if encoding_format.startswith("bytes"):
+            self.content_type = "application/octet-stream"
+
+    @property
+    def encoding(self) -> pb.Encoding:
+        return self._dtype.encoding
+
+    @override
+    def takes_long(self, request: Request) -> bool:
+        as_numbers = self._format == "float" and len(request.outcomes) * request.options.dimensions > _MANY_FLOATS
+        return as_numbers or super().takes_long(request)
+
+    @override
+    def write(self, request: Request) -> bytes:
+        if self._format.startswith("bytes"):
+            return b"".join(self._bytes(rows, vector.row) for rows, vector in _rows(request, self._dtype))
+        return b"".join(self._pieces(request))
+
+    def _pieces(self, request: Request) -> Iterator[bytes]:
+        before = b'{"object":"list","data":[{"object":"embedding","index":'
+        for index, (rows, vector) in enumerate(_rows(request, self._dtype)):
+            yield b'%b%d,"embedding":' % (before, index)
+            if self._format == "base64":
+                yield b'"%b"' % b2a_base64(self._bytes(rows, vector.row), newline=False)
+            else:
+                yield msgspec.json.encode(self._dtype.numbers(rows, vector.row))
+            if rows.scales is not None:
+                yield b',"scale":%r' % rows.scale(vector.row)
+            before = b'},{"object":"embedding","index":'
+        yield b'}],"model":%b,"usage":%b,"id":%b}' % (
+            msgspec.json.encode(_model(request)),
+            msgspec.json.encode(_usage(request)),
+            msgspec.json.encode(request.request_id),
+        )
+
+    def _bytes(self, rows: EncodedRows, row: int) -> bytes:
+        data = self._dtype.row(rows, row)
+        return np.frombuffer(data, self._dtype.numpy_type).byteswap().tobytes() if self._is_swapped else data
+
+    @override
+    def headers(self, request: Request) -> dict[str, str]:
+        headers = super().headers(request)
+        if self._format == "bytes":
+            headers["metadata"] = json.dumps(self._metadata(request))
+        return headers
+
+    def _metadata(self, request: Request) -> dict[str, Any]:
+        """Describe the bytes as vLLM does."""
+        data: list[dict[str, Any]] = []
+        start = 0
+        for index, (rows, _) in enumerate(_rows(request, self._dtype)):
+            end = start + rows.row_bytes
+            data.append(
+                {
+                    "index": index,
+                    "embed_dtype": "float32" if self._dtype_name == "float" else self._dtype_name,
+                    "endianness": "big" if self._is_swapped else "little",
+                    "start": start,
+                    "end": end,
+                    "shape": [rows.row_bytes // np.dtype(self._dtype.numpy_type).itemsize],
+                }
+            )
+            start = end
+        return {"id": request.request_id, "model": _model(request), "data": data, "usage": _usage(request)}
+
+
+def _usage(request: Request) -> dict[str, int]:
+    count = token_count(request)
+    return {"prompt_tokens": count, "total_tokens": count}
+
+
+class VectorsByType(Answer):
+    """Cohere's form: the vectors of all texts in each type that was asked for, and the texts."""
+
+    inputs = "texts"
+    remedy = "set truncate to END"
+
+    def __init__(self, ignored: str, types: Sequence[str], texts: Sequence[str]) -> None:
+        super().__init__(ignored)
+        self._types = types
+        self._texts = texts
+
+    @override
+    def takes_long(self, request: Request) -> bool:
+        numbers = len(self._types) * len(request.outcomes) * request.options.dimensions
+        return numbers > _MANY_FLOATS or super().takes_long(request)
+
+    @override
+    def write(self, request: Request) -> bytes:
+        billed = {"input_tokens": token_count(request)}
+        return msgspec.json.encode(
+            {
+                "response_type": "embeddings_by_type",
+                "id": request.request_id,
+                "embeddings": {name: self._vectors(request, name) for name in self._types},
+                "texts": self._texts,
+                "meta": {"api_version": {"version": "2"}, "billed_units": billed, "tokens": billed},
+            }
+        )
+
+    def _vectors(self, request: Request, name: str) -> list[Any]:
+        if name == "base64":
+            found = _rows(request, DTYPES["float"])
+            return [b2a_base64(rows.row(vector.row), newline=False).decode() for rows, vector in found]
+        dtype = DTYPES[name]
+        return [dtype.numbers(rows, vector.row) for rows, vector in _rows(request, dtype)]

@@ -1,0 +1,102 @@
+"""Voyage's and Cohere's official clients, as their users run them: each value is computed from gRPC's vectors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadtest.stack.part import python_of
+from tests.clients.conftest import Stack
+from tests.clients.test_openai import MODEL, TEXTS, vectors_by_grpc
+
+READ = "import json, sys\nurl, model = sys.argv[1:]\ntexts = json.load(sys.stdin)\n"
+VOYAGE = """
+import voyageai
+client = voyageai.Client(api_key="none", base_url=url + "/v1")
+found = {}
+for dtype in ("float", "int8", "uint8", "binary", "ubinary", None):
+    answer = client.embed(texts, model=model, output_dtype=dtype, input_type="query", truncation=False)
+    found[str(dtype)] = answer.embeddings
+found["tokens"] = answer.total_tokens
+print(json.dumps(found))
+"""
+COHERE = """
+import cohere
+client = cohere.ClientV2(api_key="none", base_url=url)
+types = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+answer = client.embed(texts=texts, model=model, input_type="search_query", embedding_types=types, truncate="NONE")
+vectors = answer.embeddings
+found = {name: getattr(vectors, "float_" if name == "float" else name) for name in types}
+found["tokens"] = answer.meta.billed_units.input_tokens
+print(json.dumps(found))
+"""
+LONG = """
+import voyageai, cohere
+long = ["rain " * 5000]
+try:
+    voyageai.Client(api_key="none", base_url=url + "/v1").embed(long, model=model, truncation=False)
+except voyageai.error.InvalidRequestError as error:
+    print(error)
+try:
+    cohere.ClientV2(api_key="none", base_url=url).embed(
+        texts=long, model=model, input_type="search_query", embedding_types=["float"], truncate="NONE")
+except cohere.BadRequestError as error:
+    print(error.body["message"])
+voyageai.Client(api_key="none", base_url=url + "/v1").embed(long, model=model)
+"""
+
+pytestmark = pytest.mark.timeout(600)  # what is downloaded the first time
+
+
+def run(program: str, stack: Stack) -> str:
+    done = subprocess.run(
+        [python_of("clients"), "-c", READ + program, f"http://{stack.http}", MODEL],
+        input=json.dumps(TEXTS),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def quantized(vectors: np.ndarray[Any, np.dtype[np.float32]]) -> dict[str, list[list[int]]]:
+    """The types by what Voyage's and Cohere's pages say of them."""
+    int8 = np.rint(vectors / np.abs(vectors).max(axis=1, keepdims=True) * 127).astype(int)
+    bits = np.packbits(vectors >= 0, axis=1).astype(int)
+    found = {"int8": int8, "uint8": int8 + 128, "ubinary": bits, "binary": bits - 128}
+    return {name: each.tolist() for name, each in found.items()}
+
+
+def exact(vectors: list[list[float]]) -> list[bytes]:
+    return [np.array(each, "<f4").tobytes() for each in vectors]
+
+
+def test_voyage_s_client_gets_every_dtype(stack: Stack) -> None:
+    right = vectors_by_grpc(stack)
+    found = json.loads(run(VOYAGE, stack))
+    assert exact(found["float"]) == exact(found["None"]) == right
+    vectors = np.array([np.frombuffer(each, "<f4") for each in right])
+    for name, each in quantized(vectors).items():
+        assert found[name] == each
+    assert found["tokens"] > len(TEXTS)
+
+
+def test_cohere_s_client_gets_every_type_at_once(stack: Stack) -> None:
+    right = vectors_by_grpc(stack)
+    found = json.loads(run(COHERE, stack))
+    assert exact(found["float"]) == right
+    vectors = np.array([np.frombuffer(each, "<f4") for each in right])
+    for name, each in quantized(vectors).items():
+        assert found[name] == each
+    assert found["tokens"] > len(TEXTS)
+
+
+def test_each_reads_the_refusal_of_a_text_that_is_too_long(stack: Stack) -> None:
+    voyage, cohere = run(LONG, stack).splitlines()
+    assert voyage.endswith("send less, or set truncate_prompt_tokens to -1")
+    assert cohere.endswith("send less, or set truncate to END")
