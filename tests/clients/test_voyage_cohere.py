@@ -6,13 +6,32 @@ import json
 import subprocess
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 from loadtest.stack.part import python_of
-from tests.clients.conftest import Stack
+from protos.ranking.v1 import ranking_pb2, ranking_pb2_grpc
+from tests.clients.conftest import RANKING, Stack
 from tests.clients.test_openai import MODEL, TEXTS, vectors_by_grpc
 
+RANK = """
+import voyageai, cohere
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.postprocessor.jinaai_rerank import JinaRerank
+query, *documents = texts
+voyage = voyageai.Client(api_key="none", base_url=url + "/v1").rerank(query, documents, model=model, top_k=3)
+by_cohere = cohere.ClientV2(api_key="none", base_url=url).rerank(model=model, query=query, documents=documents, top_n=3)
+jina = JinaRerank(api_key="none", model=model, top_n=3, base_url=url + "/v1")
+nodes = [NodeWithScore(node=TextNode(text=each)) for each in documents]
+by_jina = jina.postprocess_nodes(nodes, query_str=query)
+print(json.dumps({
+    "voyage": [[each.index, each.relevance_score, each.document == documents[each.index]] for each in voyage.results],
+    "cohere": [[each.index, each.relevance_score, True] for each in by_cohere.results],
+    "jina": [[documents.index(each.node.get_content()), each.score, True] for each in by_jina],
+    "tokens": voyage.total_tokens,
+}))
+"""
 READ = "import json, sys\nurl, model = sys.argv[1:]\ntexts = json.load(sys.stdin)\n"
 VOYAGE = """
 import voyageai
@@ -52,9 +71,9 @@ voyageai.Client(api_key="none", base_url=url + "/v1").embed(long, model=model)
 pytestmark = pytest.mark.timeout(600)  # what is downloaded the first time
 
 
-def run(program: str, stack: Stack) -> str:
+def run(program: str, stack: Stack, model: str = MODEL) -> str:
     done = subprocess.run(
-        [python_of("clients"), "-c", READ + program, f"http://{stack.http}", MODEL],
+        [python_of("clients"), "-c", READ + program, f"http://{stack.http}", model],
         input=json.dumps(TEXTS),
         capture_output=True,
         text=True,
@@ -100,3 +119,14 @@ def test_each_reads_the_refusal_of_a_text_that_is_too_long(stack: Stack) -> None
     voyage, cohere = run(LONG, stack).splitlines()
     assert voyage.endswith("send less, or set truncate_prompt_tokens to -1")
     assert cohere.endswith("send less, or set truncate to END")
+
+
+def test_rerankers_get_the_order_and_the_scores_of_grpc(stack: Stack) -> None:
+    found = json.loads(run(RANK, stack, RANKING))
+    query, *documents = TEXTS
+    with grpc.insecure_channel(stack.grpc) as channel:
+        request = ranking_pb2.RankRequest(model=RANKING, query=query, documents=documents, top_n=3)
+        answer = ranking_pb2_grpc.RankingStub(channel).Rank(request)
+    right = [[each.index, pytest.approx(each.score, abs=1e-6), True] for each in answer.results]
+    assert found["voyage"] == found["cohere"] == found["jina"] == right
+    assert found["tokens"] > len(documents)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from math import inf
 from typing import Any, cast
 
@@ -21,10 +22,10 @@ from aggregator.sources.http.cohere import read_embed
 from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions
 from aggregator.sources.http.errors import described
 from aggregator.sources.http.generation import DONE, ChatRequest, CompletionRequest, GenerationReader, Writer
+from aggregator.sources.http.scores import read_classify, read_rerank, read_score
 from aggregator.sources.http.service import Read
-from aggregator.sources.wire.values import decode_request
+from aggregator.sources.wire.values import Message, decode_request
 from k8s.process.metrics_buffer import MetricsBuffer
-from protos.embedding.v1.embedding_pb2 import EmbedRequest
 from protos.generation.v1 import generation_pb2 as pb
 from tests.fuzz.target import Target
 from tests.support.fake_source import GRPC
@@ -72,7 +73,7 @@ def _refused(error: TokenbatchError) -> None:
     assert len(shown["message"]) <= _MOST_CHARACTERS, "A refusal quotes too much."
 
 
-def _parsed(message: EmbedRequest | pb.GenerateRequest) -> Request:
+def _parsed(message: Message) -> Request:
     times = {"received_s": 0.0, "wall_s": 1000.0, "deadline_s": inf}
     return decode_request(message, _DEFAULTS, _ORIGIN, **times, traceparent=None)
 
@@ -85,6 +86,15 @@ def check_embeddings(data: bytes) -> None:
 def check_cohere(data: bytes) -> None:
     """A body of /v2/embed."""
     _check_read(read_embed, data)
+
+
+def check_scores(data: bytes) -> None:
+    """A body of /rerank; behind a byte below 3 one of /v2/rerank, /score or /classify."""
+    reads = partial(read_rerank, returns_documents=False), read_score, read_classify
+    if data and data[0] < len(reads):
+        _check_read(reads[data[0]], data[1:])
+    else:
+        _check_read(partial(read_rerank, returns_documents=True), data)
 
 
 def _check_read(read: Read, data: bytes) -> None:
@@ -106,7 +116,7 @@ def _check_read(read: Read, data: bytes) -> None:
 def _write_vectors(request: Request, answer: Answer) -> None:
     """Every input gets a vector, whatever is asked of it."""
     count = len(request.inputs)
-    matrix = np.ones((count, 16), np.float32)
+    matrix = np.ones((count, 16 if request.scoring is None else 1), np.float32)
     batch = CompletedBatch("b", "m", "r", 0, matrix, 0.0, 0.0)
     request.outcomes = [Vector(batch, row, 3, 0.0) for row in range(count)]
     request.failed = False
@@ -150,5 +160,6 @@ def _write(request: Request, asked: CompletionRequest | ChatRequest) -> None:
 TARGETS = (
     Target("http_embeddings", check_embeddings),
     Target("http_cohere", check_cohere),
+    Target("http_scores", check_scores),
     Target("http_generation", check_generation),
 )

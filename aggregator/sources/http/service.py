@@ -27,9 +27,10 @@ from aggregator.sources.http.errors import FieldError, HttpError, described
 from aggregator.sources.http.exchange import Exchange
 from aggregator.sources.http.generation import ChatRequest, CompletionRequest, GenerationReader, Writer
 from aggregator.sources.http.json_body import decode
+from aggregator.sources.http.scores import read_classify, read_rerank, read_score
 from aggregator.sources.wire.decode import SMALL_BYTES
+from aggregator.sources.wire.values import Message
 from aggregator.tokenizers.tokenizer import GenerationTokenizer
-from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest
 
 _LONG_CHARACTERS = 65_536
@@ -58,7 +59,7 @@ class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
 TOKENIZE, DETOKENIZE = msgspec.json.Decoder(Tokenize), msgspec.json.Decoder(Detokenize)
 
 Serve = Callable[[Exchange], None]
-Read = Callable[[bytes, Defaults, str], tuple[pb.EmbedRequest, Answer]]
+Read = Callable[[bytes, Defaults, str], tuple[Message, Answer]]
 """Reads a body: a message, and how its request is answered. Raises TokenbatchError."""
 ReadGeneration = Callable[[bytes, Defaults, str], tuple[GenerateRequest, CompletionRequest | ChatRequest]]
 
@@ -109,6 +110,12 @@ class OpenAIService:
         self._routes: dict[str, tuple[str, Serve]] = {
             "/v1/embeddings": ("POST", partial(self._serve, embeddings)),
             "/v2/embed": ("POST", partial(self._serve, read_embed)),
+            "/rerank": ("POST", partial(self._serve, partial(read_rerank, returns_documents=True))),
+            "/v1/rerank": ("POST", partial(self._serve, partial(read_rerank, returns_documents=True))),
+            "/v2/rerank": ("POST", partial(self._serve, partial(read_rerank, returns_documents=False))),
+            "/score": ("POST", partial(self._serve, read_score)),
+            "/v1/score": ("POST", partial(self._serve, read_score)),
+            "/classify": ("POST", partial(self._serve, read_classify)),
             "/v1/completions": ("POST", partial(self._generate, generation.completion)),
             "/v1/chat/completions": ("POST", partial(self._generate, generation.chat)),
             "/tokenize": ("POST", self._tokenize),
@@ -148,14 +155,14 @@ class OpenAIService:
             self._submit(exchange, self.calls.take(data, exchange.identity, exchange.deadline_s, room, decoded))
 
     async def _serve_large(
-        self, exchange: Exchange, room: Room, decoded: Callable[[bytes, Identity], tuple[pb.EmbedRequest, Call]]
+        self, exchange: Exchange, room: Room, decoded: Callable[[bytes, Identity], tuple[Message, Call]]
     ) -> None:
         data = exchange.take_body()
         self._submit(exchange, await self.calls.take_large(data, exchange.identity, exchange.deadline_s, room, decoded))
 
     def _decoded(
         self, read: Read, exchange: Exchange, room: Room, data: bytes, identity: Identity
-    ) -> tuple[pb.EmbedRequest, Call]:
+    ) -> tuple[Message, Call]:
         message, answer = read(data, identity.defaults, exchange.request_id)
         return message, AnsweredCall(room, partial(self._answer, exchange, answer))
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from aggregator.engine import PairTemplate
+from modelserver.engines.synthetic import scores
 from tests.integration.frontdoor.test_http import http_door
+from tests.support.listening import DESCRIPTION, slow_engine
 
 PAGE = Path(__file__).parents[3] / "docs" / "http_fields.md"
 _HEAD = """# Fields over HTTP
@@ -101,6 +104,32 @@ COHERE = [
     Field("max_tokens", 5),
     Field("priority", 1),
 ]
+RERANK = [
+    Field("documents", ["a text", "another"]),
+    Field("documents", [{"text": "a text"}]),
+    Field("documents", [{"image": "data:image/png;base64,AA=="}]),
+    Field("model", "minilm"),
+    Field("top_n", 1),
+    Field("return_documents", True, "absent: true, but false on `/v2/rerank` and in Voyage's form"),
+    Field("max_tokens_per_doc", 5, "`truncate_prompt_tokens` limits query and document together"),
+    Field("truncate_prompt_tokens", 20, "absent: as many as the model takes"),
+    Field("priority", 1),
+    Field("request_id", "mine"),
+    Field("cache_salt", "salt", "equal pairs share one computation, no cache"),
+    Field("use_activation", False, "the model's own activation is always applied"),
+]
+VOYAGE_RERANK = [
+    Field("top_k", 1),
+    Field("truncation", True),
+    Field("truncation", False, "a pair that is too long is refused"),
+    Field("return_documents", True),
+]
+SCORE = [
+    Field("text_1", ["a text", "another"], "as many in `text_2`"),
+    Field("text_2", ["a text", "another"]),
+    Field("truncate_prompt_tokens", 20),
+]
+RANKS = replace(DESCRIPTION, dimensions=1, matryoshka_dimensions=frozenset(), pair_template=PairTemplate())
 FORMS: list[tuple[str, str, dict[str, Any], list[Field]]] = [
     ("OpenAI", "/v1/embeddings", {"input": _TEXTS}, OPENAI),
     ("vLLM", "/v1/embeddings", {"input": _TEXTS}, VLLM),
@@ -108,6 +137,12 @@ FORMS: list[tuple[str, str, dict[str, Any], list[Field]]] = [
     ("Jina", "/v1/embeddings", {"input": _TEXTS}, JINA),
     ("This server", "/v1/embeddings", {"input": _TEXTS}, OWN),
     ("Cohere", "/v2/embed", {"texts": _TEXTS}, COHERE),
+]
+_PAIRS = {"query": "a question", "documents": _TEXTS}
+SCORE_FORMS: list[tuple[str, str, dict[str, Any], list[Field]]] = [
+    ("Jina, Cohere and vLLM", "/v1/rerank", _PAIRS, RERANK),
+    ("Voyage", "/v1/rerank", _PAIRS, VOYAGE_RERANK),
+    ("vLLM", "/score", {"text_1": _TEXTS, "text_2": _TEXTS}, SCORE),
 ]
 
 
@@ -127,13 +162,14 @@ async def tried(session: Any, path: str, body: dict[str, Any], field: Field) -> 
 
 async def page() -> str:
     lines = [_HEAD]
-    async with http_door() as (_, session):
-        for name, path, body, fields in FORMS:
-            lines += [f"## {name}, `POST {path}`\n", "| field | value | | |", "|---|---|---|---|"]
-            for field in fields:
-                found = await tried(session, path, body, field)
-                lines.append(f"| `{field.name}` | `{json.dumps(field.value)}` | {found} | {field.note} |")
-            lines.append("")
+    for engine, forms in ((slow_engine(), FORMS), (slow_engine(RANKS, compute=scores), SCORE_FORMS)):
+        async with http_door(engine) as (_, session):
+            for name, path, body, fields in forms:
+                lines += [f"## {name}, `POST {path}`\n", "| field | value | | |", "|---|---|---|---|"]
+                for field in fields:
+                    found = await tried(session, path, body, field)
+                    lines.append(f"| `{field.name}` | `{json.dumps(field.value)}` | {found} | {field.note} |")
+                lines.append("")
     return "\n".join(lines)
 
 
