@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CONTRACTS = tuple(Path(f"protos/{name}/v1/{name}.proto") for name in ("embedding", "generation"))
+CONTRACTS = tuple(Path(f"protos/{name}/v1/{name}.proto") for name in ("embedding", "generation", "ranking"))
 
 _PAGE, _EXAMPLES = ROOT / "docs" / "clients.md", ROOT / "docs" / "examples"
 _COMMANDS = re.compile(r"<!-- run: (\S+) -->\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiokafka import TopicPartition
 
-from aggregator.sources.kafka.offsets import CommittedOffset, InFlightRecord, Partition
+from aggregator.sources.kafka.offsets import CommittedOffset, InFlightRecord, Partition, RawRecord
 from tests.support.records import record_at
 
 
@@ -74,3 +74,10 @@ def test_reading_goes_on_behind_what_was_read_and_never_back() -> None:
     for partition.log_end in (20, 33):
         lag.append(partition.lag_records)
     assert lag == [0, 8]
+
+
+def test_a_record_that_cannot_be_read_is_handed_out_with_the_reason() -> None:
+    partition = Partition(TopicPartition("requests", 0), 10, 10)
+    raw = RawRecord("requests", 0, 10, 0, None, b"value", (), unreadable="its codec is not known")
+    partition.keep([raw, record_at(11)], 12)
+    assert [each.unreadable for each in partition.deliver()] == ["its codec is not known", ""]
