@@ -197,7 +197,7 @@ class Aggregator:
         self._telemetry.show(LivePages(feed))
         ready = self._telemetry.health.ready
         ready["models"] = self._models_ready
-        ready.update((source.name, source.trouble) for source in self.sources)
+        ready.update((source.name, source.trouble) for source in self.sources if not source.refusable)
         ready["loop"] = heartbeat.within(_UNREADY_S)
         self._work.append(tasks.create_task(unless_cancelled(self._pipeline.run()), name="pipeline"))
         self._work.append(tasks.create_task(unless_cancelled(self._ready_aggregators.run()), name="ready aggregators"))

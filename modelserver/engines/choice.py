@@ -80,6 +80,11 @@ def tasks_of(settings: ModelServerSettings, files: ModelFiles) -> frozenset[Task
             return frozenset((task,))
 
 
+def task_of_batches(settings: ModelServerSettings, files: ModelFiles) -> Task:
+    """What gives one row a query; also of a model that is to generate beside it, and cannot do both in one engine."""
+    return min(tasks_of(settings, files) - {Task.GENERATE})
+
+
 def _tasks_of_files(settings: ModelServerSettings, files: ModelFiles) -> frozenset[Task]:
     if settings.model.adapter:
         embedding_of(settings, files)
@@ -177,7 +182,7 @@ def _core(settings: ModelServerSettings, files: ModelFiles) -> CoreEngine:
 
 def _pooling(load: Callable[[LoadOptions], L], settings: ModelServerSettings, files: ModelFiles) -> L:
     """A model of one task that gives one row a query, loaded by vLLM. Raises CannotStart."""
-    (task,) = tasks_of(settings, files)
+    task = task_of_batches(settings, files)
     if task in _SCORES:
         return _loaded(load, settings, files, scoring=scoring_of(settings, files, task))
     return _loaded(load, settings, files, modules_of(settings, files))
@@ -234,7 +239,7 @@ def _direct(core: CoreEngine) -> DirectEngine:
 
 def _synthetic(settings: ModelServerSettings, files: ModelFiles) -> Engine:
     synthetic, facts = settings.synthetic, _synthetic_facts(settings, files)
-    (task,) = tasks_of(settings, files)
+    task = task_of_batches(settings, files)
     scoring = scoring_of(settings, files, task) if task in _SCORES else None
     facts = replace(
         facts,

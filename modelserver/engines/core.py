@@ -103,8 +103,7 @@ class CoreEngine:
         self.modules = _placed(core, modules) if scoring is None else None
         self.threads = StepThreads(torch.get_num_threads(), set_num_threads)
         self._names = count()
-        self._task = "embed" if scoring is None else "classify"
-        self._params = PoolingParams(task=self._task, use_activation=False)
+        self._params = PoolingParams(task="embed" if scoring is None else "classify", use_activation=False)
         self._under_way: list[str] = []
         facts, (step_tokens, step_queries) = facts_of(core), _step_capacity(core)
         self.facts = replace(
@@ -145,7 +144,8 @@ class CoreEngine:
     def _params_of(self, second_segment: int, length: int) -> PoolingParams:
         if second_segment >= length:
             return self._params
-        return PoolingParams(task=self._task, use_activation=False, extra_kwargs=token_types(second_segment, length))
+        types = token_types(second_segment, length)
+        return PoolingParams(task=self._params.task, use_activation=False, extra_kwargs=types)
 
     def run(self, requests: list[Request]) -> Matrix:
         """Run one step; a batch that needs more than one (a bug, or a setting outside its bounds) is an error."""

@@ -5,7 +5,8 @@ An engine of the second kind may embed as well: an embedding is then a sequence 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Generator as Yielding
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -255,7 +256,7 @@ class StepThreads:
         self._use = use
 
     @contextmanager
-    def of(self, tokens: int) -> Iterator[None]:
+    def of(self, tokens: int) -> Yielding[None]:
         if tokens >= self.threaded_tokens:
             yield
             return

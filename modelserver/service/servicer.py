@@ -109,7 +109,7 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
         queue, description = self._serving.queue, self._serving.description
         if description is None:
             raise NotServing("the engine is not ready")
-        if description.facts.tasks == {Task.GENERATE}:
+        if description.facts.tasks == frozenset((Task.GENERATE,)):
             raise WrongTask("the model served here only generates")
         _check_model(request, description)
         batch = batches.decode(

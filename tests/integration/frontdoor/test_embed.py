@@ -164,8 +164,8 @@ async def test_large_answers_are_made_beside_the_event_loop(monkeypatch: pytest.
         return make(request, reply_id)
 
     monkeypatch.setattr(serialized, "_LARGE_BYTES", 10_000)
-    for module in ("service", "stream"):
-        monkeypatch.setattr(f"aggregator.sources.grpc.{module}.to_protobuf", noted)
+    for module in ("wire.values", "grpc.stream"):
+        monkeypatch.setattr(f"aggregator.sources.{module}.to_protobuf", noted)
     texts = [f"text {number}" for number in range(100)]
     async with listening() as door:
         large = await door.stub.Embed(ask(*texts, request_id="large"))

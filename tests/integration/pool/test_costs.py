@@ -25,6 +25,7 @@ SHARES = {"one": 1, "two": 2, "seven": 7}
 SECONDS, TOKENS = "tokenbatch_engine_seconds_total", "tokenbatch_tokens_total"
 CALLS = 40
 AT_ONCE = 40
+_NOISE = 0.04  # of steps that a busy machine makes longer than others; tokens have none
 TIMEOUT_S = 60.0
 
 
@@ -105,16 +106,16 @@ def texts() -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def assert_shares(found: dict[str, float]) -> None:
+def assert_shares(found: dict[str, float], within: float = 0.02) -> None:
     assert found == {
-        "one": pytest.approx(0.1, abs=0.02),
-        "two": pytest.approx(0.2, abs=0.02),
-        "seven": pytest.approx(0.7, abs=0.02),
+        "one": pytest.approx(0.1, abs=within),
+        "two": pytest.approx(0.2, abs=within),
+        "seven": pytest.approx(0.7, abs=within),
     }
 
 
 async def test_tenants_pay_for_their_tokens_in_shared_steps(new_server: NewServer, pool: Pool) -> None:
-    server = new_server(SYNTHETIC__FIXED_S="0.01", SYNTHETIC__PER_TOKEN_S="0.0001")
+    server = new_server(SYNTHETIC__FIXED_S="0.05", SYNTHETIC__PER_TOKEN_S="0.0001")
     server.start()
     stand = Stand(server, pool)
     await stand.embed(embeddings())
@@ -122,7 +123,7 @@ async def test_tenants_pay_for_their_tokens_in_shared_steps(new_server: NewServe
     assert batches > 0
     assert stand.counted(SECONDS) == pytest.approx(stand.busy_s, rel=0.01)
     assert stand.counted(SECONDS, model=DEFAULT_MODEL_NAME, task="embed") == stand.counted(SECONDS)
-    assert_shares(stand.by_tenant(SECONDS))
+    assert_shares(stand.by_tenant(SECONDS), within=_NOISE)
     assert_shares(stand.by_tenant(TOKENS))
     inputs = 2 * CALLS * sum(SHARES.values())
     assert stand.counted(TOKENS) == pytest.approx(stand.counted("embed_batch_tokens_sum"))
@@ -152,7 +153,7 @@ async def test_generations_pay_for_their_tokens_of_each_step(new_server: NewServ
     await stand.generate(texts())
     assert stand.counted(SECONDS) == pytest.approx(stand.busy_s, rel=0.01)
     assert stand.counted(SECONDS, task="generate") == stand.counted(SECONDS)
-    assert_shares(stand.by_tenant(SECONDS))
+    assert_shares(stand.by_tenant(SECONDS), within=_NOISE)
     assert_shares(stand.by_tenant(TOKENS))
     of_texts = stand.counted("gen_ai_client_token_usage_sum")
     assert stand.counted(TOKENS) == of_texts > 2 * 80 * 30
