@@ -40,7 +40,7 @@ from tests.fuzz.target import Cut, Target
 from tests.support.fake_source import GRPC
 
 _CERTIFICATE = ("x509_common_name", "peer_spiffe_id", "peer_dns")
-_METADATA = ("x-tenant", "traceparent", "authorization", "user-agent")
+_METADATA = ("x-tenant", "traceparent", "authorization", "x-gateway-inference-objective")
 _FACTS = replace(
     synthetic_facts(dimensions=2, max_input_tokens=20, vocabulary_size=1000, step_tokens=100, step_queries=10),
     scoring=Scoring(("no", "yes"), Activation.SOFTMAX, token_types=True),

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from aggregator.errors import InvalidRequest, Unauthenticated
 from aggregator.request.request import Defaults
+from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import AuthenticationSettings, JwtSettings
 from aggregator.sources.calls.certificates import WatchedFiles
 from aggregator.sources.calls.load import Holders
@@ -33,9 +34,11 @@ _ALGORITHMS = ("RS256", "ES256", "EdDSA")
 _MAX_REMEMBERED = 4096
 _MAX_TENANTS = 4096
 _LONGEST_KEPT = 256
-
-
-_NAMES_CALLER = ("authorization", "x-tenant")
+_FAIRNESS_ID, _OBJECTIVE = "x-gateway-inference-fairness-id", "x-gateway-inference-objective"
+"""Headers of the Gateway API's inference extension."""
+_OBJECTIVES = {priority.name.lower(): priority for priority in Priority}
+"""An objective is the name of a resource that the gateway knows; one with another name asks for nothing here."""
+_NAMES_CALLER = ("authorization", "x-tenant", _FAIRNESS_ID)
 
 
 def check_repeated(names: Collection[str]) -> None:
@@ -242,27 +245,28 @@ class Callers:
         self._defaults = defaults
         self._authentication = authentication
         self._traced = traced
-        self._by_tenant: dict[str, Defaults] = {}
+        self._kept: dict[tuple[str, Priority], Defaults] = {}
 
     def identify(
-        self,
-        tenant: str,
-        traceparent: str,
-        authorization: str,
-        peer: Callable[[], str],
-        certificate: Callable[[], CertificateNames],
+        self, header: Callable[[str], str], peer: Callable[[], str], certificate: Callable[[], CertificateNames]
     ) -> Identity:
-        """Who calls, by the call's `x-tenant` and such, empty where there is none. Raises Unauthenticated."""
+        """Who calls; `header` gives the value of a header, or of gRPC's metadata, and "" for none.
+
+        Raises Unauthenticated.
+        """
         caller = None
         if self._authentication is not None:
-            caller = self._caller(self._authentication, authorization, certificate)
+            caller = self._caller(self._authentication, header("authorization"), certificate)
             tenant = caller.tenant
-        trace = traceparent.encode() if traceparent and self._traced else None
+        else:
+            tenant = header("x-tenant") or header(_FAIRNESS_ID)
+        trace = header("traceparent").encode() if self._traced else b""
+        priority = _OBJECTIVES.get(header(_OBJECTIVE), self._defaults.priority)
         if caller is not None:
             holders: Holders = (tenant_holder(tenant),)
         else:
             holders = (tenant_holder(tenant), peer()) if tenant else (peer(),)
-        return Identity(self._of_tenant(tenant) if tenant else self._defaults, trace, caller, holders)
+        return Identity(self._defaults_of(tenant, priority), trace or None, caller, holders)
 
     def check(self, identity: Identity) -> None:
         """Raises Unauthenticated once the credential has expired or was revoked; a stream may outlive it."""
@@ -278,14 +282,16 @@ class Callers:
             raise Unauthenticated("the call has no bearer token: send it as authorization metadata")
         return authentication.by_certificate(certificate())
 
-    def _of_tenant(self, tenant: str) -> Defaults:
-        defaults = self._by_tenant.get(tenant)
+    def _defaults_of(self, tenant: str, priority: Priority) -> Defaults:
+        defaults = self._kept.get((tenant, priority))
         if defaults is None:
-            if len(self._by_tenant) >= _MAX_TENANTS:
-                self._by_tenant.clear()
-            defaults = replace(self._defaults, tenant=tenant, trusts_tenant=self._authentication is None)
+            if len(self._kept) >= _MAX_TENANTS:
+                self._kept.clear()
+            defaults = replace(
+                self._defaults, tenant=tenant, priority=priority, trusts_tenant=self._authentication is None
+            )
             if len(tenant) <= _LONGEST_KEPT:
-                self._by_tenant[tenant] = defaults
+                self._kept[tenant, priority] = defaults
         return defaults
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -243,13 +243,7 @@ class GrpcCalls(Calls):
         metadata = dict(pairs)
         if len(metadata) < len(pairs):
             check_repeated([name for name, count in Counter(name for name, _ in pairs).items() if count > 1])
-        return self.callers.identify(
-            _text(metadata.get("x-tenant", "")),
-            _text(metadata.get("traceparent", "")),
-            _text(metadata.get("authorization", "")),
-            context.peer,
-            partial(_certificate, context),
-        )
+        return self.callers.identify(partial(_text, metadata), context.peer, partial(_certificate, context))
 
     def room(self, holders: Holders) -> Room:
         """Room for a call until the task that serves it ends: its client may read the answer late, or never.
@@ -275,7 +269,8 @@ class GrpcCalls(Calls):
         return self.take(*asked) if len(data) <= SMALL_BYTES else await self.take_large(*asked)
 
 
-def _text(value: str | bytes) -> str:
+def _text(metadata: Mapping[str, str | bytes], name: str) -> str:
+    value = metadata.get(name, "")
     return value.decode("latin-1") if isinstance(value, bytes) else value
 
 

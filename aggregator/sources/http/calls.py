@@ -34,11 +34,8 @@ class HttpCalls(Calls):
 
     def enter(self, exchange: Exchange) -> None:
         """Identify its caller, and take room for it. Raises TokenbatchError."""
-        header = exchange.header
         check_repeated(exchange.repeated)
-        exchange.identity = self.callers.identify(
-            header(b"x-tenant"), header(b"traceparent"), header(b"authorization"), exchange.peer, exchange.certificate
-        )
+        exchange.identity = self.callers.identify(exchange.header_of, exchange.peer, exchange.certificate)
         exchange.deadline_s = self.clock() + min(self.timeout_s, exchange.wait_s())
         exchange.room = self.load.enter(exchange.identity.holders)
 

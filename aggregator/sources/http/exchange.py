@@ -110,6 +110,9 @@ class Exchange:
         value = self.headers.get(name)
         return value.decode(errors="replace") if value else ""
 
+    def header_of(self, name: str) -> str:
+        return self.header(name.encode())
+
     def wait_s(self) -> float:
         """How long its caller waits: `x-request-timeout`, or the header of OpenAI's clients. Raises InvalidRequest.
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import grpc
 import jwt
 import pytest
@@ -20,10 +21,12 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_encode
 
+from aggregator.scheduler.work_item import Priority
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.certificates import Authority
 from tests.support.listening import Listening, ask, listening, refused, taken_calls
 
+FAIRNESS_ID, OBJECTIVE = "x-gateway-inference-fairness-id", "x-gateway-inference-objective"
 ISSUER, AUDIENCE = "https://issuer.test", "embeddings"
 
 
@@ -51,6 +54,34 @@ async def test_without_authentication_a_caller_may_name_its_tenant() -> None:
         assert await tenant_of(door) == ""
         assert await tenant_of(door, tenant="field") == "field"
         assert await tenant_of(door, [("x-tenant", "header")]) == "header"
+        assert await tenant_of(door, [(FAIRNESS_ID, "flow")]) == "flow"
+        assert await tenant_of(door, [(FAIRNESS_ID, "flow"), ("x-tenant", "header")]) == "header"
+        assert await tenant_of(door, [(FAIRNESS_ID, "flow")], tenant="field") == "field"
+
+
+@pytest.mark.parametrize(
+    ("objective", "field", "taken_as"),
+    [
+        ("interactive", pb.PRIORITY_UNSPECIFIED, Priority.INTERACTIVE),
+        ("background", pb.PRIORITY_UNSPECIFIED, Priority.BACKGROUND),
+        ("background", pb.PRIORITY_INTERACTIVE, Priority.INTERACTIVE),
+        ("food-review", pb.PRIORITY_UNSPECIFIED, Priority.DEFAULT),
+    ],
+)
+async def test_a_gateway_s_objective_is_the_priority_of_a_request_that_names_none(
+    objective: str, field: pb.Priority.ValueType, taken_as: Priority
+) -> None:
+    async with (
+        listening(settings={"grpc": {"priority": "default"}, "http": {"bind": "127.0.0.1:0"}}) as door,
+        aiohttp.ClientSession(f"http://{door.http}", headers={OBJECTIVE: objective, FAIRNESS_ID: "flow"}) as session,
+    ):
+        with taken_calls() as taken:
+            await door.stub.Embed(ask("rain", priority=field), metadata=((OBJECTIVE, objective),))
+            body = {"input": "rain"} | ({"priority": "interactive"} if field else {})
+            async with session.post("/v1/embeddings", json=body) as response:
+                assert response.status == 200
+        assert [each.priority for each in taken] == [taken_as, taken_as]
+        assert [each.tenant for each in taken] == ["", "flow"]
 
 
 async def test_a_listed_token_names_the_tenant_and_nothing_else_does(tmp_path: Path) -> None:
@@ -58,7 +89,7 @@ async def test_a_listed_token_names_the_tenant_and_nothing_else_does(tmp_path: P
     async with listening(settings=static(tmp_path, "team-a secret-of-a", f"team-b sha256:{digest}")) as door:
         assert await tenant_of(door, bearer("secret-of-a")) == "team-a"
         assert await tenant_of(door, bearer("secret-of-b")) == "team-b"
-        forged = [*bearer("secret-of-a"), ("x-tenant", "team-b")]
+        forged = [*bearer("secret-of-a"), ("x-tenant", "team-b"), (FAIRNESS_ID, "team-b")]
         assert await tenant_of(door, forged, tenant="team-b") == "team-a"
 
 
@@ -83,11 +114,11 @@ async def test_a_call_without_a_good_token_is_refused_everywhere(tmp_path: Path,
             await refused(call, grpc.StatusCode.UNAUTHENTICATED)
 
 
-@pytest.mark.parametrize("name", ["authorization", "x-tenant"])
+@pytest.mark.parametrize("name", ["authorization", "x-tenant", "x-gateway-inference-fairness-id"])
 async def test_metadata_that_says_twice_who_calls_is_refused(tmp_path: Path, name: str) -> None:
     async with listening(settings=static(tmp_path, "team-a secret-of-a", "team-b secret-of-b")) as door:
-        twice = {"x-tenant": [("x-tenant", "a"), ("x-tenant", "b"), *bearer("secret-of-a")]}
-        metadata = twice.get(name, [*bearer("secret-of-a"), *bearer("secret-of-b")])
+        secrets = [*bearer("secret-of-a"), *bearer("secret-of-b")]
+        metadata = secrets if name == "authorization" else [(name, "a"), (name, "b"), *bearer("secret-of-a")]
         error = await refused(door.stub.Embed(ask("rain"), metadata=tuple(metadata)), grpc.StatusCode.INVALID_ARGUMENT)
         assert error.details() == f"{name} is sent twice, which might name two callers: send it once"
         other = [*bearer("secret-of-a"), ("x-other", "1"), ("x-other", "2")]

@@ -188,7 +188,7 @@ async def test_a_token_that_is_not_utf8_is_refused_as_any_other_unknown_one(tmp_
         assert (status, body["error"]["code"]) == (401, "invalid_api_key")
 
 
-@pytest.mark.parametrize("name", [b"Authorization", b"x-tenant", b"x-other"])
+@pytest.mark.parametrize("name", [b"Authorization", b"x-tenant", b"X-Gateway-Inference-Fairness-Id", b"x-other"])
 async def test_headers_that_say_twice_who_calls_are_refused(name: bytes) -> None:
     async with http_door() as (door, _), connected(door.http) as (reader, writer):
         writer.write(HEAD + name + b": Bearer a\r\n" + name.lower() + b": Bearer b\r\n" + WHOLE.removeprefix(HEAD))
