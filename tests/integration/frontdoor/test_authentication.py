@@ -62,17 +62,17 @@ async def test_without_authentication_a_caller_may_name_its_tenant() -> None:
 @pytest.mark.parametrize(
     ("objective", "field", "taken_as"),
     [
-        ("interactive", pb.PRIORITY_UNSPECIFIED, Priority.INTERACTIVE),
+        ("default", pb.PRIORITY_UNSPECIFIED, Priority.DEFAULT),
         ("background", pb.PRIORITY_UNSPECIFIED, Priority.BACKGROUND),
         ("background", pb.PRIORITY_INTERACTIVE, Priority.INTERACTIVE),
-        ("food-review", pb.PRIORITY_UNSPECIFIED, Priority.DEFAULT),
+        ("food-review", pb.PRIORITY_UNSPECIFIED, Priority.INTERACTIVE),
     ],
 )
 async def test_a_gateway_s_objective_is_the_priority_of_a_request_that_names_none(
     objective: str, field: pb.Priority.ValueType, taken_as: Priority
 ) -> None:
     async with (
-        listening(settings={"grpc": {"priority": "default"}, "http": {"bind": "127.0.0.1:0"}}) as door,
+        listening(settings={"http": {"bind": "127.0.0.1:0"}}) as door,
         aiohttp.ClientSession(f"http://{door.http}", headers={OBJECTIVE: objective, FAIRNESS_ID: "flow"}) as session,
     ):
         with taken_calls() as taken:
