@@ -69,7 +69,7 @@ async def test_without_authentication_a_caller_may_name_its_tenant() -> None:
     ],
 )
 async def test_a_gateway_s_objective_is_the_priority_of_a_request_that_names_none(
-    objective: str, field: pb.Priority.ValueType, taken_as: Priority
+    objective: str, field: pb.Priority, taken_as: Priority
 ) -> None:
     async with (
         listening(settings={"http": {"bind": "127.0.0.1:0"}}) as door,
