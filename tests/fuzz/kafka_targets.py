@@ -26,7 +26,7 @@ _INTAKE = replace(_TOPIC, defaults=replace(_TOPIC.defaults, max_inputs=8), max_r
 _TEXT = "the text of a query"
 _HEADERS = (
     *("content-type", "ce_id", "ce_expirytime", "kafka_replyTopic", "kafka_replyPartition", "reply_to"),
-    *("kafka_correlationId", "traceparent", "dlt-error-code", "other"),
+    *("kafka_correlationId", "traceparent", "dlt-error-code", "other", "ce_specversion", "ce_correlationid"),
 )
 _FAILURE = Failure(Code.INTERNAL, "it broke")
 
@@ -59,6 +59,13 @@ def check_protobuf(data: bytes) -> Request | Refused:
 def check_json(data: bytes) -> Request | Refused:
     """A value that says it is JSON; what is wrong with it is told without its content."""
     taken = _take(data, [("content-type", b"application/json")])
+    assert not isinstance(taken, Refused) or _TEXT not in str(taken.error), "A refusal quotes the text of a query."
+    return taken
+
+
+def check_event(data: bytes) -> Request | Refused:
+    """A value that says it is a CloudEvent in JSON."""
+    taken = _take(data, [("content-type", b"application/cloudevents+json")])
     assert not isinstance(taken, Refused) or _TEXT not in str(taken.error), "A refusal quotes the text of a query."
     return taken
 
@@ -98,6 +105,7 @@ def _check_batch(data: bytes) -> None:
 TARGETS = (
     Target("kafka_protobuf", check_protobuf),
     Target("kafka_json", check_json),
+    Target("kafka_event", check_event),
     Target("kafka_headers", check_headers),
     Target("kafka_batch", check_batch),
 )

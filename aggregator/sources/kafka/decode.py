@@ -18,6 +18,7 @@ from aggregator.errors import InvalidRequest, NotPermitted, RequestError, Undeco
 from aggregator.request.request import Defaults, Request, Source
 from aggregator.scheduler.work_item import Task
 from aggregator.settings.aggregator import KafkaSettings
+from aggregator.sources.kafka import cloud_events
 from aggregator.sources.kafka.offsets import Header, InFlightRecord
 from aggregator.sources.wire.values import (
     JSON,
@@ -25,6 +26,7 @@ from aggregator.sources.wire.values import (
     PROTOBUF,
     TASKS,
     Message,
+    bounded,
     content_type_of,
     decode_request,
     defaults_of,
@@ -43,8 +45,8 @@ ECHOED: Final = frozenset(
 """Headers that are copied to the reply."""
 
 _READ = frozenset(
-    {"content-type", "ce_id", "ce_expirytime", "kafka_replyTopic", "kafka_replyPartition", "reply_to", "traceparent"}
-    | {REDRIVES}
+    {"content-type", "kafka_replyTopic", "kafka_replyPartition", "reply_to", "traceparent", REDRIVES}
+    | {cloud_events.VERSION_HEADER, *cloud_events.ATTRIBUTES}
 )
 _PLAIN_REPLY: Final[list[Header]] = [("content-type", PROTOBUF)]
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -61,13 +63,14 @@ _SLICE_BYTES = 16 * 1024
 class ReplyRoute:
     """Where and how to reply: `headers` are the reply's, its content type, then the routing and trace headers.
 
-    Records without headers share their topic's, so none is ever changed.
+    Records without headers share their topic's. `event`: the request's, if it was one; the reply is one then.
     """
 
     topic: str
     partition: int | None
     json: bool
     headers: Sequence[Header]
+    event: cloud_events.AskingEvent | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -197,25 +200,27 @@ def _decode_any(
 
 def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall_s: float) -> Request | Refused:
     """Decode a record and the route of its reply; a request without an id gets one, the same in a replay."""
-    content_type = PROTOBUF
+    content_type, value = PROTOBUF, in_flight.value
+    limits = intake.max_record_bytes, intake.defaults.max_inputs
     given_id = f"{in_flight.topic}-{in_flight.partition}-{in_flight.offset}"
-    found: Mapping[str, bytes] = {}
+    found: dict[str, bytes] = {}
     message: Message | None = None
     route: ReplyRoute | None = None
     try:
         if in_flight.headers:
             found = {name: value for name, value in in_flight.headers if name in _READ}
             route = _route(in_flight.headers, intake, found)
+            if route.event is not None and route.event.structured:
+                value, attributes = cloud_events.opened(bounded(value, limits[0]), limits[1])
+                found |= attributes
+                route.event = cloud_events.asking_event(found, structured=True)
             content_type = content_type_of(_text(found, "content-type"))
             if content_type is not PROTOBUF:
-                route = ReplyRoute(
-                    route.topic, route.partition, json=True, headers=[("content-type", JSON), *route.headers[1:]]
-                )
+                _reply_in_json(route)
             given_id = _text(found, "ce_id") or given_id
         else:
             route = intake.route
-        limits = intake.max_record_bytes, intake.defaults.max_inputs
-        message = message_of(in_flight.value, content_type, *limits, task=intake.task)
+        message = message_of(value, content_type, *limits, task=intake.task)
         if not message.request_id:
             message.request_id = given_id
         deadline_s = _deadline_s(found, received_s - wall_s) if found else inf
@@ -251,7 +256,16 @@ def _route(headers: Sequence[Header], intake: Intake, found: Mapping[str, bytes]
         if partition < 0:
             raise InvalidRequest("header kafka_replyPartition is not a partition: 4 bytes, big endian")
     echoed = [each for each in headers if each[0] in ECHOED]
-    return ReplyRoute(topic, partition, json=False, headers=[*_PLAIN_REPLY, *echoed])
+    route = ReplyRoute(topic, partition, json=False, headers=[*_PLAIN_REPLY, *echoed])
+    route.event = cloud_events.asking_event(found, structured=cloud_events.is_structured(found))
+    if route.event is not None and route.event.structured:
+        _reply_in_json(route)
+    return route
+
+
+def _reply_in_json(route: ReplyRoute) -> None:
+    """Of a record with headers, which has the route to itself."""
+    route.json, route.headers = True, [("content-type", JSON), *route.headers[1:]]
 
 
 def _text(found: Mapping[str, bytes], name: str) -> str:

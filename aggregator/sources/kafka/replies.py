@@ -25,7 +25,7 @@ from aggregator.observability.metrics import Metrics, Unwritten
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import KAFKA, Failure, Request
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.decode import Refused, origin_of, record_of, reply_id
+from aggregator.sources.kafka.decode import Refused, ReplyRoute, origin_of, record_of, reply_id
 from aggregator.sources.kafka.offsets import Header, InFlightRecord
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer
@@ -139,7 +139,7 @@ def encode_replies(requests: Sequence[Request], group_id: str, now_s: float = 0.
         record, route = origin.in_flight, origin.route
         identity = reply_id(record, request.request_id, group_id)
         value = encode(request, identity, now_s, as_json=route.json)
-        replies.append(OutgoingRecord(route.topic, route.partition, record.key, value, route.headers))
+        replies.append(_to_route(request, record, route, value, identity=identity, group_id=group_id))
     return replies
 
 
@@ -151,7 +151,23 @@ def encode_refusal(refused: Refused, group_id: str) -> OutgoingRecord:
     identity = reply_id(record, refused.request_id, group_id)
     failure = Failure.of(refused.error)
     value = encode_failure(refused.request_id, failure, identity, task=refused.task, as_json=route.json)
-    return OutgoingRecord(route.topic, route.partition, record.key, value, route.headers)
+    return _to_route(refused, record, route, value, identity=identity, group_id=group_id)
+
+
+def _to_route(
+    answered: Request | Refused,
+    record: InFlightRecord,
+    route: ReplyRoute,
+    value: bytes,
+    *,
+    identity: str,
+    group_id: str,
+) -> OutgoingRecord:
+    headers = route.headers
+    if route.event is not None:
+        named = {"reply_id": identity, "group_id": group_id, "request_id": answered.request_id}
+        value, headers = route.event.reply(value, headers, task=answered.task, **named)
+    return OutgoingRecord(route.topic, route.partition, record.key, value, headers)
 
 
 @dataclass(slots=True, eq=False)

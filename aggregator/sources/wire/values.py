@@ -28,7 +28,7 @@ _from_protobuf = pb.EmbedRequest.FromString
 
 Message = pb.EmbedRequest | GenerateRequest | RankRequest | ScoreRequest
 _NAMES = {Task.EMBED: "an EmbedRequest", Task.GENERATE: "a GenerateRequest", Task.SCORE: "a RankRequest"}
-_RESPONSES: dict[Task, type[pb.EmbedResponse | GenerateResponse | RankResponse]] = {
+RESPONSES: dict[Task, type[pb.EmbedResponse | GenerateResponse | RankResponse]] = {
     Task.EMBED: pb.EmbedResponse,
     Task.GENERATE: GenerateResponse,
     Task.SCORE: RankResponse,
@@ -88,12 +88,18 @@ def permitted(
     return permits
 
 
-def message_of(value: bytes | None, content_type: bytes, max_bytes: int, max_inputs: int, *, task: Task) -> Message:
-    """The request in a value, of a place with requests of one task. Raises Undecodable or InvalidRequest."""
+def bounded(value: bytes | None, max_bytes: int) -> bytes:
+    """The value, if there is one of at most so many bytes. Raises Undecodable or InvalidRequest."""
     if value is None:
         raise Undecodable("there is no value")
     if len(value) > max_bytes:
         raise InvalidRequest(f"the value has {len(value)} bytes: at most {max_bytes} are taken")
+    return value
+
+
+def message_of(value: bytes | None, content_type: bytes, max_bytes: int, max_inputs: int, *, task: Task) -> Message:
+    """The request in a value, of a place with requests of one task. Raises Undecodable or InvalidRequest."""
+    value = bounded(value, max_bytes)
     if content_type in {PROTOBUF, JSON} and value.startswith(b"\0"):  # neither format begins with it
         raise Undecodable(
             "the value begins with magic byte 0, as a Schema Registry's serializers frame it: send the message alone"
@@ -182,7 +188,7 @@ def encode(request: Request, reply_id: str, now_s: float, *, as_json: bool) -> b
 
 def encode_failure(request_id: str, failure: Failure, reply_id: str, *, task: Task, as_json: bool) -> bytes:
     """The reply to what did not become a request, or has none that can be encoded."""
-    answer = _RESPONSES[task](request_id=request_id[:MAX_ECHOED], reply_id=reply_id)
+    answer = RESPONSES[task](request_id=request_id[:MAX_ECHOED], reply_id=reply_id)
     fill_status(answer.status, failure)
     return json_of(answer) if as_json else answer.SerializeToString()
 
