@@ -18,8 +18,7 @@ from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.calls.calls import Call
 from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.http.answer import Answer
-from aggregator.sources.http.cohere import read_embed
-from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions
+from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, read_embed
 from aggregator.sources.http.errors import described
 from aggregator.sources.http.generation import DONE, ChatRequest, CompletionRequest, GenerationReader, Writer
 from aggregator.sources.http.scores import read_classify, read_rerank, read_score

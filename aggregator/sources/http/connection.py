@@ -6,17 +6,16 @@ import asyncio
 import time
 from collections import deque
 from math import inf
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import httptools
 from typing_extensions import override
 
 from aggregator.observability.metrics import HttpClosed
+from aggregator.sources.http.calls import Connections, Pooled
 from aggregator.sources.http.errors import HttpError
 from aggregator.sources.http.exchange import Exchange
-
-if TYPE_CHECKING:
-    from aggregator.sources.http.listener import Connections
+from aggregator.sources.http.service import OpenAIService
 
 _MAX_HEAD_BYTES = 16 * 1024
 """Of a request line and its headers, as `Limits.max_metadata_bytes`; and of what frames the chunks of a body."""
@@ -33,14 +32,12 @@ _UNREAD_S = 30.0
 """A connection whose client reads nothing of a response that waits for it is closed after this time."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(Pooled):
     """`due_s` (monotonic): when `late` is called, while it is busy, and `close` while it is idle."""
 
     transport: asyncio.Transport
-    due_s = inf
     is_lost = False
     _arriving: Exchange | None = None
-    _drained: asyncio.Future[None] | None = None
     _held = b""
     _wait_s = 0.0
     _head_bytes = _headers = _hosts = _unproductive = 0
@@ -48,8 +45,8 @@ class Connection(asyncio.Protocol):
     _is_advancing = _is_broken = _is_busy = _is_closing = _is_full = False
     _is_paused = _is_resting = _is_serving = False
 
-    def __init__(self, connections: Connections) -> None:
-        self.service = connections.service
+    def __init__(self, service: OpenAIService, connections: Connections) -> None:
+        self._service = service
         self._connections = connections
         self._exchanges: deque[Exchange] = deque()
         self._parser = httptools.HttpRequestParser(self)
@@ -69,6 +66,7 @@ class Connection(asyncio.Protocol):
         self._exchanges.clear()
         self.resume_writing()
 
+    @override
     def close(self) -> None:
         """Close it once what was written is sent, or when nobody reads that."""
         self._is_closing = True
@@ -76,11 +74,12 @@ class Connection(asyncio.Protocol):
         self._set_busy(_UNREAD_S)
         self.transport.close()
 
+    @override
     def late(self) -> None:
         """`due_s` has passed."""
         self.due_s = inf
         if self._is_full or self._is_closing:
-            self.service.metrics.http_closed.add(1, HttpClosed.UNREAD)
+            self._service.metrics.http_closed.add(1, HttpClosed.UNREAD)
             self.transport.abort()
             return
         if not self._exchanges:
@@ -130,7 +129,7 @@ class Connection(asyncio.Protocol):
         """Parse a piece; returns how much of it is."""
         size, arriving = len(piece), self._arriving
         if self._is_broken:
-            self._wait_s = self.service.calls.discarded(size)
+            self._wait_s = self._service.calls.discarded(size)
             return size
         if arriving is not None and arriving.upgrades:  # the parser takes its body for another protocol
             self.on_body(bytes(piece))
@@ -153,16 +152,19 @@ class Connection(asyncio.Protocol):
         """What came is not HTTP: answer that after all that came before, and parse nothing more."""
         exchange = self._arriving
         if exchange is None:
-            exchange = Exchange(self)
-            self._exchanges.append(exchange)
+            exchange = self._begin()
         message = "the request is not HTTP, or its headers are too long"
         exchange.error = HttpError(400, "bad_request", message, closes=True)
         self._is_broken = True
 
     def on_message_begin(self) -> None:
-        self._arriving = exchange = Exchange(self)
-        self._exchanges.append(exchange)
+        self._arriving = self._begin()
         self._head_bytes = self._headers = self._hosts = 0
+
+    def _begin(self) -> Exchange:
+        exchange = Exchange(self.transport, self._service.responses, self._answered)
+        self._exchanges.append(exchange)
+        return exchange
 
     def on_url(self, part: bytes) -> None:
         self._now.url += part
@@ -260,7 +262,7 @@ class Connection(asyncio.Protocol):
             exchange.started_s = time.monotonic()
             self._set_busy(_PATIENCE_S)
             if exchange.error is None:
-                self.service.open(exchange)
+                self._service.open(exchange)
                 if not exchange.has_body and exchange.header(b"expect").lower() == "100-continue":
                     self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if exchange.error is not None:
@@ -268,7 +270,7 @@ class Connection(asyncio.Protocol):
         if exchange.serve is None:
             return
         if not exchange.counted_bytes or exchange.counted_bytes < exchange.arrived_bytes:
-            self._wait_s = self.service.calls.received(exchange)
+            self._wait_s = self._service.calls.received(exchange)
         if exchange.has_body:
             self._rest()
         if exchange.has_body and not self._is_resting:
@@ -285,7 +287,7 @@ class Connection(asyncio.Protocol):
             if not exchange.keeps_alive and self.transport.can_write_eof():
                 self.transport.write_eof()
         new, exchange.counted_bytes = exchange.arrived_bytes - exchange.counted_bytes, exchange.arrived_bytes
-        self._wait_s = self.service.calls.discarded(new)
+        self._wait_s = self._service.calls.discarded(new)
 
     def _go_on(self) -> None:
         if not self.is_lost:
@@ -300,7 +302,7 @@ class Connection(asyncio.Protocol):
 
     # What is written.
 
-    def answered(self) -> None:
+    def _answered(self) -> None:
         """A response is written: go on, once it is handed to the network and the rest of its request has come."""
         self._is_serving = False
         if self._held or len(self._exchanges) > 1:
@@ -312,6 +314,8 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._is_full = True
         self._set_busy(_UNREAD_S)
+        if self._exchanges:
+            self._exchanges[0].pause()
 
     @override
     def resume_writing(self) -> None:
@@ -319,14 +323,5 @@ class Connection(asyncio.Protocol):
         self.due_s = inf
         if self._exchanges:
             self._exchanges[0].is_lingering = False  # if it does, it begins again
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
+            self._exchanges[0].resume()
         self._go_on()
-
-    async def drain(self) -> None:
-        """Wait until the client has read most of what was written. Raises ConnectionError if it went away."""
-        if self._is_full:
-            self._drained = asyncio.get_running_loop().create_future()
-            await self._drained
-        if self.is_lost:
-            raise ConnectionResetError("the caller went away")

@@ -1,4 +1,4 @@
-"""Read the body of /v1/embeddings, as OpenAI's, vLLM's and Voyage's clients send it."""
+"""Read the bodies of /v1/embeddings, as OpenAI's, vLLM's and Voyage's clients send it, and of Cohere's /v2/embed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aggregator.sources.calls.models import ServedModels, ServedTask
 from aggregator.sources.http.answer import AskedPriority, Ignored, checked_id, priority_of
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode
-from aggregator.sources.http.vectors import VectorList
+from aggregator.sources.http.vectors import VectorList, VectorsByType
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS
 from protos.embedding.v1 import embedding_pb2 as pb
 
@@ -24,14 +24,14 @@ _INPUT_TYPES = {
     "query": pb.INPUT_TYPE_QUERY,
     "document": pb.INPUT_TYPE_DOCUMENT,
 }
-_MAX_DIMENSIONS = 2**31 - 1
-_MAX_TOKEN_ID = _MAX_TOKENS = 2**31 - 1
+_MAX_NUMBER = 2**31 - 1
 _FIRST_ELEMENT = re.compile(rb"\[\s*(.?)", re.DOTALL)
 FOREIGN_IDS = (
     "token ids are not taken, as they may be another model's: send text. In LangChain's OpenAIEmbeddings set"
     " check_embedding_ctx_length=False. For ids of the model's own tokenizer, name it in the field tokenizer"
     " (GET /v1/models shows it)"
 )
+_Number = Annotated[int, msgspec.Meta(ge=1, le=_MAX_NUMBER)]
 
 
 class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
@@ -40,9 +40,9 @@ class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
     input: msgspec.Raw
     model: str | None = None
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
-    dimensions: Annotated[int, msgspec.Meta(ge=1, le=_MAX_DIMENSIONS)] | None = None
+    dimensions: _Number | None = None
     user: str | None = None
-    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1, le=_MAX_TOKENS)] | None = None
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1, le=_MAX_NUMBER)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     padding: Literal["do_not_pad"] | None = None
@@ -53,7 +53,7 @@ class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
     use_activation: bool | None = None
     truncation: bool | None = None
     output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
-    output_dimension: Annotated[int, msgspec.Meta(ge=1, le=_MAX_DIMENSIONS)] | None = None
+    output_dimension: _Number | None = None
     input_type: Literal["query", "document"] | None = None
     normalize: bool | None = None
     tokenizer: str | None = None
@@ -86,7 +86,7 @@ class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
             raise FieldError("dimensions says the same: send one of them", "output_dimension")
 
 
-_TokenId = Annotated[int, msgspec.Meta(ge=0, le=_MAX_TOKEN_ID)]
+_TokenId = Annotated[int, msgspec.Meta(ge=0, le=_MAX_NUMBER)]
 _REQUEST = msgspec.json.Decoder(EmbeddingsRequest)
 _TEXT = msgspec.json.Decoder(str)
 _TEXTS = msgspec.json.Decoder(list[str])
@@ -185,3 +185,65 @@ def check_size(raw: bytes, max_inputs: int) -> None:
         raise FieldError(f"at least {inputs} inputs: at most {max_inputs} are taken", "input")
     if not quotes and raw.count(b",") > MAX_TOKEN_IDS + max_inputs:
         raise FieldError(f"more than {MAX_TOKEN_IDS} token ids: send fewer in one request", "input")
+
+
+_COHERE_INPUT_TYPES = {
+    None: pb.INPUT_TYPE_UNSPECIFIED,
+    "search_query": pb.INPUT_TYPE_QUERY,
+    "search_document": pb.INPUT_TYPE_DOCUMENT,
+    "classification": pb.INPUT_TYPE_UNSPECIFIED,
+    "clustering": pb.INPUT_TYPE_UNSPECIFIED,
+}
+_COHERE_TRUNCATE = {"NONE": pb.TRUNCATE_NONE, "START": pb.TRUNCATE_START, "END": pb.TRUNCATE_END}
+_CohereType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+_COHERE_TYPES = 6
+"""As many as there are: each is written once."""
+
+
+class _Content(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of an input: images are refused."""
+
+    type: Literal["text"]
+    text: str
+
+
+class _Input(msgspec.Struct, forbid_unknown_fields=True):
+    content: Annotated[list[_Content], msgspec.Meta(min_length=1, max_length=1)]
+
+
+class EmbedBody(Ignored, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v2/embed`."""
+
+    model: str | None = None
+    input_type: Literal["search_query", "search_document", "classification", "clustering"] | None = None
+    texts: list[str] | None = None
+    inputs: list[_Input] | None = None
+    max_tokens: _Number | None = None
+    output_dimension: _Number | None = None
+    embedding_types: Annotated[list[_CohereType], msgspec.Meta(max_length=_COHERE_TYPES)] | None = None
+    truncate: Literal["NONE", "START", "END"] | None = None
+    priority: AskedPriority = None
+
+
+_EMBED_BODY = msgspec.json.Decoder(EmbedBody)
+
+
+def read_embed(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.EmbedRequest, VectorsByType]:
+    """The message for a body, and how it is answered. Raises FieldError."""
+    asked = decode(_EMBED_BODY, data)
+    if bool(asked.texts) == bool(asked.inputs):
+        raise FieldError("expected at least one text, in either texts or inputs", "texts")
+    texts = asked.texts or [each.content[0].text for each in asked.inputs or ()]
+    if len(texts) > defaults.max_inputs:
+        raise FieldError(f"{len(texts)} texts: at most {defaults.max_inputs} are taken", "texts")
+    message = pb.EmbedRequest(
+        request_id=request_id,
+        model=asked.model or "",
+        inputs=[pb.Input(text=text) for text in texts],
+        input_type=_COHERE_INPUT_TYPES[asked.input_type],
+        priority=priority_of(asked.priority, defaults.priority),
+        dimensions=asked.output_dimension or 0,
+        truncate=_COHERE_TRUNCATE[asked.truncate or "END"],
+        truncate_to=asked.max_tokens or 0,
+    )
+    return message, VectorsByType(asked.ignored(), list(dict.fromkeys(asked.embedding_types or ["float"])), texts)

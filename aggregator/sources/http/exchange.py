@@ -5,41 +5,49 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 from math import ceil, inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from aggregator.errors import InvalidRequest, shown
+from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import mark_failed
 from aggregator.sources.calls.callers import CertificateNames, Identity
 from aggregator.sources.calls.calls import failure_of
 from aggregator.sources.calls.load import Room
 from aggregator.sources.http.errors import HttpError, described, described_error
 
-if TYPE_CHECKING:
-    from aggregator.sources.http.connection import Connection
-
 MAX_ID_CHARACTERS = 1024
 _SPIFFE = "spiffe://"
+
+
+@dataclass(eq=False, slots=True)
+class Responses:
+    """What the responses of all connections share; `drains`: each is the last of its connection."""
+
+    metrics: Metrics
+    drains: bool = False
 
 
 class Exchange:
     """It holds `room` until its response is handed to the network and its body has come, or its caller goes away.
 
     `serve` is called once the body is there, and `on_late` at `deadline_s` (monotonic), if it is not answered then.
-    `on_gone`: its caller went away. `counted_bytes`: of a large body, what was checked.
+    `on_gone`: its caller went away. `on_answered`: its response is written. `counted_bytes`: of a large body, what was
+    checked.
     """
 
     method = path = version = ""
     url = b""
     body: bytes | bytearray = b""
     arrived_bytes = counted_bytes = quotes = 0
-    has_head = has_body = is_open = is_answered = is_lingering = upgrades = keeps_alive = False
+    has_head = has_body = is_open = is_answered = is_gone = is_lingering = upgrades = keeps_alive = False
     error: HttpError | None = None
     identity: Identity
     repeated: tuple[str, ...] = ()
@@ -50,12 +58,17 @@ class Exchange:
     serve: Callable[[Exchange], None] | None = None
     on_gone: Callable[[], object] | None = None
     on_late: Callable[[], None] | None = None
+    _drained: asyncio.Future[None] | None = None
     _length = 0
     _task: asyncio.Task[None] | None = None
     _writes_chunks = False
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(
+        self, transport: asyncio.Transport, responses: Responses, on_answered: Callable[[], None] = lambda: None
+    ) -> None:
+        self._transport = transport
+        self._responses = responses
+        self._on_answered = on_answered
         self.headers: dict[bytes, bytes] = {}
 
     # The request.
@@ -132,12 +145,12 @@ class Exchange:
         return request_id if request_id.isprintable() and request_id.isascii() else ""
 
     def peer(self) -> str:
-        address = self._connection.transport.get_extra_info("peername")
+        address = self._transport.get_extra_info("peername")
         return f"http:{address[0]}:{address[1]}" if isinstance(address, tuple) else "http:gone"
 
     def certificate(self) -> CertificateNames:
         """The names of a verified client certificate."""
-        found = self._connection.transport.get_extra_info("peercert") or {}
+        found = self._transport.get_extra_info("peercert") or {}
         names = found.get("subjectAltName", ())
         subject = [pair for pairs in found.get("subject", ()) for pair in pairs]
         return CertificateNames(
@@ -161,11 +174,13 @@ class Exchange:
             self.fail(error)
         finally:
             self._task = None
-            if self._connection.is_lost:
+            if self.is_gone:
                 self.leave()
 
     def gone(self) -> None:
         """The connection is lost."""
+        self.is_gone = True
+        self.resume()
         if self.on_gone is not None and not (self.is_answered and self._task is None):
             self.on_gone()
         if self._task is None:
@@ -191,7 +206,7 @@ class Exchange:
             return
         if self.is_answered:
             failure_of(error)
-            self._connection.transport.abort()
+            self._transport.abort()
         elif isinstance(error, HttpError):
             self.answer(*described_error(error), closes=error.closes)
         else:
@@ -199,7 +214,7 @@ class Exchange:
 
     def answer(self, status: int, body: bytes, headers: Mapping[str, str], *, closes: bool = False) -> None:
         """Write the whole response, unless there is one, or nobody who reads it."""
-        if self.is_answered or self._connection.is_lost:
+        if self.is_answered or self.is_gone:
             return
         room = self.room
         if room is not None and len(body) > room.size_bytes:  # from now on this is what it holds
@@ -212,8 +227,8 @@ class Exchange:
         duration_ms = ceil((time.monotonic() - self.started_s) * 1e3)
         lines.append(f"openai-processing-ms: {duration_ms}\r\ncontent-length: {len(body)}\r\n")
         head = self._head(status, "".join(lines), closes=closes)
-        self._connection.transport.write(head if self.method == "HEAD" else head + body)
-        self._connection.answered()
+        self._transport.write(head if self.method == "HEAD" else head + body)
+        self._on_answered()
 
     def begin_stream(self, headers: Mapping[str, str]) -> None:
         """Write the head of a response whose length is not known."""
@@ -221,23 +236,35 @@ class Exchange:
         lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
         if self._writes_chunks:
             lines.append("transfer-encoding: chunked\r\n")
-        self._connection.transport.write(self._head(200, "".join(lines), closes=not self._writes_chunks))
+        self._transport.write(self._head(200, "".join(lines), closes=not self._writes_chunks))
 
     async def write(self, data: bytes) -> None:
         """Write a part of it, once its caller has read most of what came before. Raises ConnectionError."""
-        await self._connection.drain()
-        self._connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._writes_chunks else data)
+        if self._drained is not None:
+            await self._drained
+        if self.is_gone:
+            raise ConnectionResetError("the caller went away")
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._writes_chunks else data)
+
+    def pause(self) -> None:
+        """The client has not read most of what was written."""
+        if self._drained is None:
+            self._drained = asyncio.get_running_loop().create_future()
+
+    def resume(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():  # a task that waited may be cancelled
+            drained.set_result(None)
 
     def end_stream(self) -> None:
         if self._writes_chunks:
-            self._connection.transport.write(b"0\r\n\r\n")
-        self._connection.answered()
+            self._transport.write(b"0\r\n\r\n")
+        self._on_answered()
 
     def _head(self, status: int, lines: str, *, closes: bool) -> bytes:
-        service = self._connection.service
-        service.metrics.http_responses.add(1, str(status))
+        self._responses.metrics.http_responses.add(1, str(status))
         self.is_answered = True
-        self.keeps_alive = self.keeps_alive and not closes and not service.drains
+        self.keeps_alive = self.keeps_alive and not closes and not self._responses.drains
         if not self.keeps_alive:
             lines += "connection: close\r\n"
         elif self.version == "1.0":

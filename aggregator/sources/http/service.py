@@ -21,10 +21,9 @@ from aggregator.sources.calls.load import Room
 from aggregator.sources.calls.models import ServedModels, ServedRevision, ServedTask
 from aggregator.sources.http.answer import Answer
 from aggregator.sources.http.calls import HttpCalls
-from aggregator.sources.http.cohere import read_embed
-from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions
+from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, read_embed
 from aggregator.sources.http.errors import FieldError, HttpError, described
-from aggregator.sources.http.exchange import Exchange
+from aggregator.sources.http.exchange import Exchange, Responses
 from aggregator.sources.http.generation import ChatRequest, CompletionRequest, GenerationReader, Writer
 from aggregator.sources.http.json_body import decode
 from aggregator.sources.http.scores import read_classify, read_rerank, read_score
@@ -96,12 +95,12 @@ class HttpGenerationCall(GenerationCall):
 
 
 class OpenAIService:
-    """Answers the requests of all connections. `drains`: each closes after its next answer."""
+    """Answers the requests of all connections."""
 
     def __init__(self, calls: HttpCalls, models: ServedModels, tracing: Tracing, *, trusts_token_ids: bool) -> None:
-        self.drains = False
         self.calls = calls
         self.metrics = calls.load.metrics
+        self.responses = Responses(self.metrics)
         self._models = models
         self._tracing = tracing
         revisions = Revisions(models)
@@ -301,7 +300,7 @@ class OpenAIService:
         exchange.answer(200, msgspec.json.encode(found[0]), {})
 
     def _health(self, exchange: Exchange) -> None:
-        exchange.answer(503 if self.drains else 200, b"{}", {})
+        exchange.answer(503 if self.responses.drains else 200, b"{}", {})
 
 
 def listed(models: Iterable[ServedTask]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from aggregator.sources.calls import calls as common
-from aggregator.sources.http import calls, connection, listener
+from aggregator.sources.http import calls, connection
 from k8s.process import open_files
 from tests.integration.frontdoor.test_http import embed, http_door
 from tests.support.listening import slow_engine
@@ -236,7 +236,7 @@ def test_connections_above_the_limit_are_closed_and_idle_ones_after_a_time(
     caplog: pytest.LogCaptureFixture,
     run: Callable[[Coroutine[Any, Any, None]], None],
 ) -> None:
-    monkeypatch.setattr(listener, "_KEEPALIVE_S", 1.0)
+    monkeypatch.setattr(calls, "_KEEPALIVE_S", 1.0)
     run(_above_the_limit())
     assert not caplog.records
 

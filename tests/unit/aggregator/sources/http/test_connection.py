@@ -13,9 +13,11 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_exceptions import BadHttpMessage
 from aiohttp.http_parser import HttpRequestParser
 
+from aggregator.observability.metrics import Metrics
+from aggregator.sources.http.calls import Connections
 from aggregator.sources.http.connection import Connection
-from aggregator.sources.http.exchange import Exchange
-from aggregator.sources.http.listener import Connections
+from aggregator.sources.http.exchange import Exchange, Responses
+from aggregator.sources.http.service import OpenAIService
 
 POST = b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\n"
 Seen = tuple[str, bytes, dict[bytes, bytes], bytes, bool]
@@ -49,10 +51,10 @@ class Service:
     """Answers each request once `goes_on`, and keeps what it was."""
 
     def __init__(self, *, goes_on: bool = True) -> None:
-        self.drains = False
         self.goes_on = goes_on
         self.calls = self
-        self.metrics = SimpleNamespace(http_responses=SimpleNamespace(add=lambda *_: None))
+        metrics = SimpleNamespace(http_responses=SimpleNamespace(add=lambda *_: None))
+        self.responses = Responses(cast("Metrics", metrics))
         self.served: list[Exchange] = []
         self.seen: list[Seen] = []
 
@@ -80,7 +82,7 @@ class Alone:
     def __init__(self, *, goes_on: bool = True) -> None:
         self.service = Service(goes_on=goes_on)
         self.wire = Wire()
-        self.connection = Connection(cast("Connections", self))
+        self.connection = Connection(cast("OpenAIService", self.service), cast("Connections", self))
         self.connection.connection_made(cast("asyncio.Transport", self.wire))
 
     def enter(self, _: Connection) -> bool:
