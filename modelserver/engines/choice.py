@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from modelserver.engines.engine import EMBED_AND_GENERATE, Engine, EngineFacts, Generator, Scoring, StepThreads, Task
+from modelserver.engines.model_config import read_scoring, synthetic_scoring
 from modelserver.engines.pooling import Embedding, Modules, read_embedding, read_modules
-from modelserver.engines.scoring import read_scoring, synthetic_scoring
 from modelserver.engines.self_check import compare
 from modelserver.engines.synthetic import Poison, SyntheticEngine, SyntheticGenerator, synthetic_facts
 from modelserver.errors import CannotStart, ModelServerError

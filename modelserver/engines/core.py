@@ -27,18 +27,18 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 from vllm.v1.request import Request
 
-from modelserver.engines.architectures import (
+from modelserver.engines.engine import EngineFacts, IdArray, Matrix, Scoring, StepThreads, Task
+from modelserver.engines.model_config import (
     OWN_CLASSES,
+    activated,
     capture_sizes,
     hf_overrides,
     known_type,
     refusal,
     runs_eagerly,
 )
-from modelserver.engines.engine import EngineFacts, IdArray, Matrix, Scoring, StepThreads, Task
 from modelserver.engines.modules import VectorModules, place_modules
 from modelserver.engines.pooling import Modules, Pooling
-from modelserver.engines.scoring import activated
 from modelserver.engines.vllm_internals import (
     device_name,
     inspect_classes_in_process,

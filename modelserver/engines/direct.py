@@ -18,8 +18,8 @@ from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
 
 from modelserver.engines.core import CoreEngine
 from modelserver.engines.engine import IdArray, Matrix
+from modelserver.engines.model_config import activated
 from modelserver.engines.modules import Rows, VectorModules, score_modules
-from modelserver.engines.scoring import activated
 from modelserver.engines.vllm_internals import runner_of
 from modelserver.errors import ModelServerError, device_errors
 

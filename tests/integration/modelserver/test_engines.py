@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from modelserver.engines.architectures import capture_sizes
+from modelserver.engines.model_config import capture_sizes
 from tests.integration.modelserver.texts import generated, questions, token_ids
 
 LAB_S = 600

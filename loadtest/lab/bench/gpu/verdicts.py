@@ -63,7 +63,7 @@ def graphs(core: Engine, plain: Engine) -> str:
         return "graphs pay for no size: capture none"
     largest = max(core.capture_sizes)
     more = "capture larger ones too" if faster[-1] == largest else f"capture none above {faster[-1]} tokens"
-    return f"graphs pay up to {faster[-1]} of {largest} tokens: {more} (modelserver/engines/architectures.py)"
+    return f"graphs pay up to {faster[-1]} of {largest} tokens: {more} (modelserver/engines/model_config.py)"
 
 
 def host(core: Engine) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from modelserver.engines.architectures import hf_overrides, known_type, refusal
+from modelserver.engines.model_config import hf_overrides, known_type, refusal
 
 VOYAGE: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],

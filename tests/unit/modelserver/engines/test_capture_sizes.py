@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from modelserver.engines.architectures import capture_sizes
+from modelserver.engines.model_config import capture_sizes
 from modelserver.profile.saturation import sweep_tokens
 
 

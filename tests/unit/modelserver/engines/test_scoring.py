@@ -13,7 +13,7 @@ import pytest
 from modelserver import model_files
 from modelserver.engines.choice import tasks_of
 from modelserver.engines.engine import Activation, Scoring, Task
-from modelserver.engines.scoring import activated, read_scoring
+from modelserver.engines.model_config import activated, read_scoring
 from modelserver.errors import CannotStart
 from modelserver.settings import EngineSettings, ModelServerSettings, ModelSettings
 
