@@ -27,8 +27,7 @@ from modelserver.profile.throughput import with_backlog
 from modelserver.scheduler.embedding_batches import EmbeddingBatches
 from modelserver.scheduler.embedding_steps import EmbeddingSteps
 from modelserver.scheduler.generation_steps import GenerationSteps
-from modelserver.scheduler.merge import Composition
-from modelserver.scheduler.queued_batch import StepReport
+from modelserver.scheduler.queued_batch import Composition, StepReport
 from modelserver.scheduler.step_queue import StepQueue
 from modelserver.service.description import Description, describe
 from modelserver.service.servicer import ModelServerServicer, Serving

@@ -9,8 +9,7 @@ import grpc
 from k8s.process.metrics_buffer import Instrument, Labels, MetricsBuffer
 from modelserver.engines.engine import Task
 from modelserver.scheduler.generation_steps import GenerationStep
-from modelserver.scheduler.merge import Composition
-from modelserver.scheduler.queued_batch import StepReport
+from modelserver.scheduler.queued_batch import Composition, StepReport
 
 _DURATION_BOUNDS_S = (
     0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0,

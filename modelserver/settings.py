@@ -11,7 +11,7 @@ from k8s.process.addresses import Bind
 from k8s.process.settings import Group
 from k8s.process.telemetry import TelemetrySettings
 from modelserver.model_files import DEFAULT_MODEL_NAME
-from modelserver.scheduler.memory import MemoryForm
+from modelserver.scheduler.step_limits import MemoryForm
 
 ENV_PREFIX = "TOKENBATCH_MODELSERVER_"
 

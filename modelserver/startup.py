@@ -19,11 +19,9 @@ from modelserver.profile import store
 from modelserver.profile.generation import measure as measure_cost
 from modelserver.profile.measure import Measurable, Profile, ProfileOwner, SweepPlan, known, measure, summary
 from modelserver.profile.threads import measure_threads
-from modelserver.scheduler.generation_steps import StepLimits
-from modelserver.scheduler.memory import MemoryForm, MemoryLimit
-from modelserver.scheduler.merge import MergeLimits
+from modelserver.scheduler.queued_batch import MergeLimits
+from modelserver.scheduler.step_limits import MemoryForm, MemoryLimit, StepCost, StepLimits, StepTokens
 from modelserver.scheduler.step_queue import QueueBounds
-from modelserver.scheduler.step_tokens import StepCost, StepTokens
 from modelserver.settings import ModelServerSettings
 from modelserver.watch import Phase, Watch
 

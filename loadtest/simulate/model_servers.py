@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Priority
 from loadtest.simulate.clock import Clock, Noise
-from modelserver.scheduler.merge import MergeLimits, select
+from modelserver.scheduler.queued_batch import MergeLimits, select
 from protos.modelserver.v1.curve import Curve
 
 
@@ -26,7 +26,7 @@ class InFlightBatch:
     query_count: int
     token_budget: int
     max_step_tokens: int
-    alone: bool
+    isolated: bool
     timeout_s: float
     arrived_s: float = 0.0
     over: bool = False

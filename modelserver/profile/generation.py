@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from modelserver.engines.engine import Generator, StepLoad
-from modelserver.scheduler.step_tokens import StepCost
+from modelserver.scheduler.step_limits import StepCost
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 _SEQUENCES = (1, 4, 16, 32)

@@ -1,8 +1,12 @@
 """The batches of embeddings that share the steps of an engine that also generates.
 
 A batch enters the engine query by query as steps have room, and is answered when its last vector is computed. A batch
-that goes alone runs in a separate step, for which the running generations wait: if it makes the engine fail, no
+that is isolated runs in a separate step, for which the running generations wait: if it makes the engine fail, no
 generation and no other batch is harmed.
+
+A step is divided between decoding sequences, embeddings and prompts by the policy *floor*. Every decoding sequence gets
+its token. Of what that leaves, embeddings take what they need, except that prompts that wait keep a quarter: without it
+a flood of embeddings would starve them. What one side does not need the other one gets.
 """
 
 from __future__ import annotations
@@ -16,10 +20,74 @@ import numpy as np
 
 from modelserver.engines.engine import EngineFacts, EngineLoad, Generator, Matrix, NewTokens, StepLoad
 from modelserver.errors import ModelServerError, NotServing, StepFailed
-from modelserver.scheduler.composition import StepComposition, embed_room
-from modelserver.scheduler.merge import Composition
-from modelserver.scheduler.queued_batch import Answer, QueuedBatch, StepReport
+from modelserver.scheduler.queued_batch import Answer, Composition, QueuedBatch, StepReport
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
+
+_PROMPTS_SHARE = 4
+"""Prompts that wait keep one part in four of what decoding leaves."""
+
+
+def embed_room(step_tokens: int, load: EngineLoad) -> int:
+    """Tokens of embeddings in a step of `step_tokens`, those in the engine included."""
+    left = max(0, step_tokens - load.decoding)
+    return left - min(load.prefill_tokens, left // _PROMPTS_SHARE)
+
+
+class StepComposition:
+    """The next step of at most `step_tokens`, while embeddings enter it; `seats`: how many may.
+
+    An embedding that does not fit waits for a step that holds it whole. Only if the engine holds no other one, it is
+    cut into parts.
+    """
+
+    def __init__(self, step_tokens: int, load: EngineLoad, seats: int) -> None:
+        self._load = load
+        self._left = max(0, step_tokens - load.decoding)
+        self._room = embed_room(step_tokens, load)
+        self._most = self._room
+        self._held = sum(load.embeddings)
+        self._entered: list[int] = []
+        self._seats = seats
+        self._first = not load.embeddings
+
+    def admits(self, tokens: int, most_tokens: int) -> bool:
+        """Whether an embedding may enter, whose sender allows `most_tokens` of embeddings in its step."""
+        free = min(self._most, most_tokens) - self._held - sum(self._entered)
+        return self._seats > 0 and free > 0 and (tokens <= free or self._first)
+
+    def enter(self, tokens: int, most_tokens: int) -> None:
+        """An embedding that is admitted enters."""
+        self._most = min(self._most, most_tokens)
+        self._entered.append(tokens)
+        self._seats -= 1
+        self._first = False
+
+    @property
+    def prompt_part(self) -> int:
+        """The most tokens of one prompt or embedding in the step; 0: all of them.
+
+        vLLM computes sequences in the order of their start, and those that wait last. The parts are so small that
+        every decoding sequence and the part of the prompts that wait find room behind them.
+        """
+        load = self._load
+        kept = max(0, self._left - self._room - sum(load.begun))
+        part = _part((*load.begun, *load.embeddings, *self._entered), self._left - kept)
+        if self._entered and self._entered[0] > self._most:  # of its sender's budget
+            return min(part or self._most, self._most)
+        return part
+
+
+def _part(tokens_left: Sequence[int], room: int) -> int:
+    """The largest part of each that all together fit the room; 0: they fit whole. At least 1, so that none stops."""
+    if sum(tokens_left) <= room:
+        return 0
+    rest = sorted(tokens_left)
+    for place, tokens in enumerate(rest):
+        share = room // (len(rest) - place)
+        if tokens > share:
+            return max(1, share)
+        room -= tokens
+    return 0
 
 
 @dataclass(slots=True, eq=False)
@@ -79,8 +147,8 @@ class EmbeddingBatches:
         return bool(self._running) or self._queue.queued_tokens > 0
 
     @property
-    def alone(self) -> bool:
-        return bool(self._running) and self._running[0].queued.alone
+    def isolated(self) -> bool:
+        return bool(self._running) and self._running[0].queued.isolated
 
     @property
     def running(self) -> bool:
@@ -108,12 +176,12 @@ class EmbeddingBatches:
     def compose(self, engine: Generator, load: EngineLoad, step_tokens: int, sequences: int) -> None:
         """Let queries enter the engine, and limit its next step's tokens and generations."""
         self._room = embed_room(step_tokens, load)
-        # Between two batches that go alone, the generations that wait for them get a step.
+        # Between two isolated batches, the generations that wait for them get a step.
         may_pause = not (self._paused and (load.decoding or load.prefill_tokens))
-        if may_pause and not self._running and (queued := self._queue.poll(lambda head: head.alone)) is not None:
+        if may_pause and not self._running and (queued := self._queue.poll(lambda head: head.isolated)) is not None:
             self._begin(queued)
-        self._paused = self.alone
-        if self.alone:
+        self._paused = self.isolated
+        if self.isolated:
             engine.preempt()
             while self._running[0].waiting:
                 self._enter(engine, self._running[0])
@@ -159,26 +227,27 @@ class EmbeddingBatches:
             waited_s = max(0.0, batch.started_s - batch.queued.ready_s)  # it may come while its step is composed
             batch.queued.deliver(Answer(batch.matrix, report, waited_s, batch.engine_s))
 
-    def fail_alone(self, engine: Generator, error: Exception) -> None:
-        """Report the failure of a batch that ran alone; the generations that waited for it run again.
+    def fail_isolated(self, engine: Generator, error: Exception) -> None:
+        """Report the failure of an isolated batch; the generations that waited for it run again.
 
         Raises EngineBroken.
         """
         batch = self._running[0]
-        self._on_failed_step(Composition.ALONE)
+        self._on_failed_step(Composition.ISOLATED)
         engine.discard(list(batch.names))
         self._forget(batch)
         batch.queued.deliver(StepFailed(f"the engine failed: {type(error).__name__}: {error}"))
 
     def fail(self, error: Exception, broken: ModelServerError | None, now_s: float) -> None:
-        """A step failed: report a batch that went alone, and run the others again, each alone.
+        """A step failed: report an isolated batch, and run the others again, each isolated.
 
         If the engine is `broken`, they run elsewhere.
         """
-        alone, batches = self.alone, self._running
+        batches = self._running
+        isolated = self.isolated
         self._running, self._owners = [], {}
-        if alone:
-            self._on_failed_step(Composition.ALONE)
+        if isolated:
+            self._on_failed_step(Composition.ISOLATED)
             batches[0].queued.deliver(StepFailed(f"the engine failed: {type(error).__name__}: {error}"))
         elif broken is not None:
             for each in batches:
@@ -197,7 +266,7 @@ class EmbeddingBatches:
         if last is not None and last.waiting:
             return last if step.admits(last.next_tokens, last.queued.max_step_tokens) else None
         queued = self._queue.poll(
-            lambda head: not head.alone and step.admits(int(head.batch.lengths[0]), head.max_step_tokens)
+            lambda head: not head.isolated and step.admits(int(head.batch.lengths[0]), head.max_step_tokens)
         )
         return None if queued is None else self._begin(queued)
 
@@ -229,8 +298,8 @@ class EmbeddingBatches:
             del self._owners[name]
 
     def _label(self, batches: int, load: StepLoad) -> Composition:
-        if self.alone:
-            return Composition.ALONE
+        if self.isolated:
+            return Composition.ISOLATED
         if load.decoding or load.prefill_tokens:
             return Composition.MIXED
         return Composition.MERGED if batches > 1 else Composition.SINGLE

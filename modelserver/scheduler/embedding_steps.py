@@ -11,8 +11,7 @@ import numpy as np
 
 from modelserver.engines.engine import Engine, EngineFacts, IdArray, Matrix, Step
 from modelserver.errors import EngineBroken, NotServing, StepFailed
-from modelserver.scheduler.merge import Composition
-from modelserver.scheduler.queued_batch import Answer, Outcome, QueuedBatch, StepReport
+from modelserver.scheduler.queued_batch import Answer, Composition, Outcome, QueuedBatch, StepReport
 from modelserver.scheduler.step_queue import NextStep, QueueBounds, StepQueue
 
 _log = logging.getLogger(__name__)

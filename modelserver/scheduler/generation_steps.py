@@ -17,9 +17,8 @@ import grpc
 from modelserver.engines.engine import EngineFacts, Generator, NewTokens, StepLoad
 from modelserver.errors import EngineBroken
 from modelserver.scheduler.embedding_batches import EmbeddingBatches
-from modelserver.scheduler.memory import MemoryLimit
 from modelserver.scheduler.outbox import Outbox
-from modelserver.scheduler.step_tokens import StepTokens
+from modelserver.scheduler.step_limits import StepLimits
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 _log = logging.getLogger(__name__)
@@ -77,19 +76,6 @@ class _Sequence:
     prompt_tokens: int
     account: int
     new_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """What the next step may hold: by the time between tokens, and by memory if that is limited in advance."""
-
-    step_tokens: StepTokens
-    memory: MemoryLimit | None
-
-    def sequences(self, running: int) -> int:
-        """Generations at once, while `running` of them run."""
-        sequences = self.step_tokens.sequences()
-        return sequences if self.memory is None else min(sequences, self.memory.sequences(running))
 
 
 class GenerationSteps:
@@ -271,14 +257,14 @@ class GenerationSteps:
             outbox.end_step(state)
 
     def _fail(self, engine: Generator, error: Exception) -> None:
-        """Finish all: which sequence caused it is unknown, unless a batch went alone. Raises EngineBroken."""
+        """Finish all: which sequence caused it is unknown, unless a batch was isolated. Raises EngineBroken."""
         embeddings = self._embeddings
         _log.warning("a step failed", extra={"sequences": self.sequences, "error": type(error).__name__})
-        alone = embeddings is not None and embeddings.alone
-        if not (alone and self.failures):  # a batch that goes alone has failed before: the engine is hardly to blame
+        isolated = embeddings is not None and embeddings.isolated
+        if not (isolated and self.failures):  # an isolated batch has failed before: the engine is hardly to blame
             self.failures += 1
-        if embeddings is not None and alone and self._sequences and not isinstance(error, EngineBroken):
-            embeddings.fail_alone(engine, error)
+        if embeddings is not None and isolated and self._sequences and not isinstance(error, EngineBroken):
+            embeddings.fail_isolated(engine, error)
             return
         self._on_failed_step()
         mixed = embeddings is not None and embeddings.running

@@ -1,15 +1,25 @@
-"""A batch that waits for its step, and its outcome."""
+"""A batch that waits for its step, the choice of a step's batches (algorithms §2), and its outcome."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, Protocol, TypeVar
 
 from modelserver.engines.engine import Matrix
 from modelserver.errors import ModelServerError
-from modelserver.scheduler.merge import Composition
 from modelserver.service.batch import Batch
+
+
+class Composition(StrEnum):
+    """How a step came about; a metric's label."""
+
+    ISOLATED = "isolated"
+    SINGLE = "single"
+    MERGED = "merged"
+    MIXED = "mixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +66,7 @@ class QueuedBatch:
     deliver: Callable[[Outcome], None]
     ready_s: float
     deadline_s: float = math.inf
-    isolated: bool = False
+    failed_merged: bool = False
     withdrawn: bool = False
 
     @property
@@ -72,9 +82,69 @@ class QueuedBatch:
         return self.batch.max_step_tokens
 
     @property
-    def alone(self) -> bool:
+    def isolated(self) -> bool:
         """Whether it is never merged: by its sender's wish, or because a merged step failed with it."""
-        return self.batch.alone or self.isolated
+        return self.batch.isolated or self.failed_merged
 
     def wanted(self, now_s: float) -> bool:
         return not self.withdrawn and now_s < self.deadline_s
+
+
+class Mergeable(Protocol):
+    """What the choice looks at: sizes, the sender's budget, and whether the batch is isolated."""
+
+    @property
+    def token_count(self) -> int: ...
+
+    @property
+    def query_count(self) -> int: ...
+
+    @property
+    def max_step_tokens(self) -> int: ...
+
+    @property
+    def isolated(self) -> bool: ...
+
+
+M = TypeVar("M", bound=Mergeable)
+
+
+@dataclass(frozen=True, slots=True)
+class MergeLimits:
+    """What one engine step holds."""
+
+    step_tokens: int
+    step_queries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Selection(Generic[M]):
+    """The batches of one step, in the order of their arrival, and how they came together."""
+
+    batches: tuple[M, ...]
+    composition: Composition
+
+
+def select(waiting: Iterable[M], limits: MergeLimits) -> Selection[M] | None:
+    """The next step: the batch that waits longest, and every other that fits beside it; None when none waits.
+
+    The sum of tokens stays within the smallest `max_step_tokens` among the chosen. An isolated batch is
+    neither joined nor joins; one that does not fit is skipped and opens a later step, since the one that waits
+    longest always runs.
+    """
+    waiting = iter(waiting)
+    head = next(waiting, None)
+    if head is None:
+        return None
+    if head.isolated:
+        return Selection((head,), Composition.ISOLATED)
+    chosen = [head]
+    tokens, queries = head.token_count, head.query_count
+    budget = min(head.max_step_tokens, limits.step_tokens)
+    for batch in waiting:
+        allowed = min(budget, batch.max_step_tokens)
+        if batch.isolated or tokens + batch.token_count > allowed or queries + batch.query_count > limits.step_queries:
+            continue
+        chosen.append(batch)
+        tokens, queries, budget = tokens + batch.token_count, queries + batch.query_count, allowed
+    return Selection(tuple(chosen), Composition.MERGED if len(chosen) > 1 else Composition.SINGLE)

@@ -9,8 +9,7 @@ from threading import Condition, Lock
 
 from modelserver.engines.engine import Step
 from modelserver.errors import NotServing, QueueFull
-from modelserver.scheduler.merge import MergeLimits, Selection, select
-from modelserver.scheduler.queued_batch import QueuedBatch
+from modelserver.scheduler.queued_batch import MergeLimits, QueuedBatch, Selection, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class StepQueue:
         """Let the batches of a failed merged step run next, each by itself."""
         with self._lock:
             for queued in queued_batches:
-                queued.isolated = True
+                queued.failed_merged = True
                 queued.ready_s = now_s
             self._waiting[:0] = queued_batches
             self._staged = None

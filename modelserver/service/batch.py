@@ -30,7 +30,7 @@ class Batch:
 
     `token_ids` int32 [Σ lengths] and `lengths` int32 [valid queries] hold the valid ones, `second_segments` where the
     tokens of type 1 begin in each (None: nowhere), `positions` their places
-    among the `query_count` queries that were sent (None: all are valid). `alone`: never merged with another
+    among the `query_count` queries that were sent (None: all are valid). `isolated`: never merged with another
     batch. `max_step_tokens`: the sender's budget for a merged step.
     """
 
@@ -39,7 +39,7 @@ class Batch:
     query_count: int
     positions: npt.NDArray[np.intp] | None
     faults: tuple[QueryFault, ...]
-    alone: bool
+    isolated: bool
     max_step_tokens: int
     second_segments: IdArray | None = None
 
@@ -53,7 +53,7 @@ def decode(
     lengths: bytes,
     second_segments: bytes = b"",
     *,
-    alone: bool,
+    isolated: bool,
     max_step_tokens: int,
     facts: EngineFacts,
 ) -> Batch:
@@ -70,7 +70,7 @@ def decode(
     budget = max_step_tokens or facts.step_token_capacity
     ids_unsigned = ids.view(np.uint32)  # a negative id is a huge unsigned one
     if min(sizes) > 0 and max(sizes) <= facts.max_input_tokens and ids_unsigned.max() < facts.vocabulary_size:
-        return Batch(ids, counts, counts.size, None, (), alone, budget, second)
+        return Batch(ids, counts, counts.size, None, (), isolated, budget, second)
     empty = counts == 0
     bad = empty | (counts > facts.max_input_tokens)
     bad |= _any_within(ids_unsigned >= np.uint32(facts.vocabulary_size), counts)
@@ -82,7 +82,7 @@ def decode(
         counts.size,
         np.flatnonzero(good),
         faults,
-        alone,
+        isolated,
         budget,
         None if second is None else second[good],
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from modelserver.engines.engine import EngineFacts, Scoring, Task
 from modelserver.model_files import ModelFiles
 from modelserver.profile.measure import Profile
-from modelserver.scheduler.step_tokens import StepCost
+from modelserver.scheduler.step_limits import StepCost
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 

@@ -116,7 +116,7 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
             request.token_ids,
             request.lengths,
             request.second_segments,
-            alone=request.attempt > 0 or request.isolate,
+            isolated=request.attempt > 0 or request.isolate,
             max_step_tokens=request.max_step_tokens,
             facts=description.facts,
         )

@@ -162,16 +162,18 @@ def check_description(data: bytes) -> None:
 def check_batch(data: bytes) -> None:
     """Two flags, the lengths and the second segments behind their numbers of bytes, the token ids."""
     cut = Cut(data)
-    alone, budget, lengths, second = bool(cut.byte() % 2), cut.byte(), cut.field(), cut.field()
+    isolated, budget, lengths, second = bool(cut.byte() % 2), cut.byte(), cut.field(), cut.field()
     try:
-        batch = batch_module.decode(cut.rest(), lengths, second, alone=alone, max_step_tokens=budget, facts=_FACTS)
+        batch = batch_module.decode(
+            cut.rest(), lengths, second, isolated=isolated, max_step_tokens=budget, facts=_FACTS
+        )
     except InvalidBatch:
         return
     assert batch.token_count == int(batch.lengths.sum()) <= 100, "More tokens than a step holds."
     assert batch.lengths.size + len(batch.faults) == batch.query_count <= 10, "A query is missing."
     assert not batch.token_count or (batch.token_ids.min() >= 0 and batch.token_ids.max() < 1000)
     matrix = np.full((batch.lengths.size, 2), budget, np.float32)
-    if alone and batch.lengths.size:
+    if isolated and batch.lengths.size:
         matrix[0] = np.nan
     answer, faults = batch_module.encode(batch, matrix)
     assert len(answer) == batch.query_count * 8

@@ -30,15 +30,15 @@ def facts_of(step_tokens: int = 100, step_queries: int = 50, max_input_tokens: i
     )
 
 
-def batch_of(*queries: Sequence[int], alone: bool = False, max_step_tokens: int = 100) -> Batch:
+def batch_of(*queries: Sequence[int], isolated: bool = False, max_step_tokens: int = 100) -> Batch:
     ids = np.array([token for query in queries for token in query], np.int32)
     lengths = np.array([len(query) for query in queries], np.int32)
-    return Batch(ids, lengths, len(queries), None, (), alone, max_step_tokens)
+    return Batch(ids, lengths, len(queries), None, (), isolated, max_step_tokens)
 
 
-def sized(tokens: int, *, alone: bool = False, max_step_tokens: int = 100) -> Batch:
+def sized(tokens: int, *, isolated: bool = False, max_step_tokens: int = 100) -> Batch:
     """A batch of one query with so many tokens."""
-    return batch_of([7] * tokens, alone=alone, max_step_tokens=max_step_tokens)
+    return batch_of([7] * tokens, isolated=isolated, max_step_tokens=max_step_tokens)
 
 
 def expected(batch: Batch) -> list[list[float]]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from modelserver.scheduler.memory import LengthMoments, exact_batch, theta
+from modelserver.scheduler.step_limits import LengthMoments, exact_batch, theta
 
 _MIN_LENGTHS = 30
 

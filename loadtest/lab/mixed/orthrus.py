@@ -15,7 +15,7 @@ import numpy as np
 from loadtest.lab.mixed.policies import Proportional
 from loadtest.lab.mixed.run import ClosedLoop, Fleet, Record, all_of, split
 from loadtest.lab.mixed.server import Apart, Engine, Request, Task
-from modelserver.scheduler.step_tokens import StepCost
+from modelserver.scheduler.step_limits import StepCost
 
 WEIGHT = 1.7
 """Of a generation in embeddings: the paper's normalized throughput."""

@@ -7,7 +7,7 @@ from math import ceil
 from typing import Protocol
 
 from modelserver.engines.engine import EngineLoad
-from modelserver.scheduler.composition import embed_room
+from modelserver.scheduler.embedding_batches import embed_room
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from itertools import islice
 
 from loadtest.lab.mixed.policies import Policy, Waiting
 from modelserver.engines.engine import StepLoad
-from modelserver.scheduler.step_tokens import StepCost, StepTokens
+from modelserver.scheduler.step_limits import StepCost, StepTokens
 
 NO_TARGET_S = 3600.0
 """A time between tokens that bounds no step."""

@@ -9,7 +9,7 @@ import numpy as np
 from loadtest.lab.mixed.policies import Proportional
 from loadtest.lab.mixed.run import ClosedLoop, Fleet, Record, split
 from loadtest.lab.mixed.server import Apart, Engine, Request, Task
-from modelserver.scheduler.step_tokens import StepCost
+from modelserver.scheduler.step_limits import StepCost
 
 FLEETS = (
     Fleet("mixed, floor", both=2),

@@ -43,12 +43,16 @@ from modelserver.engines.tap import Pooler, is_v2  # noqa: E402
 from modelserver.engines.vllm_generator import VllmGenerator  # noqa: E402
 from modelserver.engines.vllm_internals import runner_of  # noqa: E402
 from modelserver.scheduler.embedding_batches import EmbeddingBatches  # noqa: E402
-from modelserver.scheduler.generation_steps import Abort, GenerationSteps, Start, StepLimits  # noqa: E402
-from modelserver.scheduler.merge import MergeLimits  # noqa: E402
+from modelserver.scheduler.generation_steps import Abort, GenerationSteps, Start  # noqa: E402
 from modelserver.scheduler.outbox import Outbox  # noqa: E402
-from modelserver.scheduler.queued_batch import Answer, Outcome, QueuedBatch  # noqa: E402
+from modelserver.scheduler.queued_batch import (  # noqa: E402
+    Answer,
+    MergeLimits,
+    Outcome,
+    QueuedBatch,
+)
+from modelserver.scheduler.step_limits import StepCost, StepLimits, StepTokens  # noqa: E402
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue  # noqa: E402
-from modelserver.scheduler.step_tokens import StepCost, StepTokens  # noqa: E402
 from modelserver.service.batch import Batch  # noqa: E402
 from protos.modelserver.v1 import modelserver_pb2 as pb  # noqa: E402
 from tests.integration.modelserver.several_engines import several_engines  # noqa: E402

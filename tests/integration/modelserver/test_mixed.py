@@ -65,7 +65,7 @@ def test_generations_are_those_of_transformers_without_an_adapter(lab: Any) -> N
 def test_the_mixes_share_steps_preempt_and_abort_and_leave_nothing_behind(lab: Any) -> None:
     mixes = lab["mixes"]
     assert all(mix["compositions"]["mixed"] for mix in mixes)
-    assert sum(mix["compositions"].get("alone", 0) for mix in mixes)
+    assert sum(mix["compositions"].get("isolated", 0) for mix in mixes)
     assert sum(mix["preempted"] for mix in mixes)
     assert sum(mix["dropped"] for mix in mixes)
     assert not any(mix["held"] for mix in mixes)
@@ -101,6 +101,6 @@ def test_a_poisoned_batch_harms_generations_once_and_no_other_batch(labs: dict[s
     assert "poison" in poison["poison"]
     assert len(poison["differences"]) == 2
     assert max(poison["differences"]) <= TOLERANCE
-    assert poison["failed"] == ["generation", "alone"]
+    assert poison["failed"] == ["generation", "isolated"]
     assert poison["ends"] == [0] * 4 + [unavailable] * 4  # resumed, they outlive the step in which it failed alone
     assert poison["resumed"] == 4

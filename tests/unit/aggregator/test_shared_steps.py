@@ -25,12 +25,11 @@ from aggregator.sources.wire.generation import parse
 from modelserver.engines.engine import Task
 from modelserver.engines.synthetic import SyntheticGenerator, synthetic_facts
 from modelserver.scheduler.embedding_batches import EmbeddingBatches
-from modelserver.scheduler.generation_steps import GenerationSteps, Start, StepLimits
-from modelserver.scheduler.merge import MergeLimits
+from modelserver.scheduler.generation_steps import GenerationSteps, Start
 from modelserver.scheduler.outbox import Outbox
-from modelserver.scheduler.queued_batch import Answer, Outcome, QueuedBatch
+from modelserver.scheduler.queued_batch import Answer, MergeLimits, Outcome, QueuedBatch
+from modelserver.scheduler.step_limits import StepCost, StepLimits, StepTokens
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
-from modelserver.scheduler.step_tokens import StepCost, StepTokens
 from modelserver.service.batch import decode
 from protos.generation.v1 import generation_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2
@@ -111,7 +110,7 @@ class SharedSteps(FakeEngine):
         decoded = decode(
             batch.token_ids,
             batch.lengths,
-            alone=batch.isolate,
+            isolated=batch.isolate,
             max_step_tokens=batch.max_step_tokens,
             facts=self._facts,
         )

@@ -16,8 +16,7 @@ from modelserver.engines.synthetic import AcceleratorError
 from modelserver.errors import DeviceLost, EngineBroken, NotServing, StepFailed, device_errors
 from modelserver.loop import EngineLoop, EngineState
 from modelserver.scheduler.embedding_steps import EmbeddingSteps
-from modelserver.scheduler.merge import Composition, MergeLimits
-from modelserver.scheduler.queued_batch import Answer, StepReport
+from modelserver.scheduler.queued_batch import Answer, Composition, MergeLimits, StepReport
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 from modelserver.service.batch import Batch
 from modelserver.watch import TIMEOUTS_S, Watch
@@ -159,8 +158,8 @@ def test_when_a_merged_step_fails_its_batches_run_again_apart_and_the_innocent_a
     assert (good.matrix.tolist(), also_good.matrix.tolist()) == (expected(innocent), expected(bystander))
     assert isinstance(bad, StepFailed)
     assert engine.steps == [[4], [1, 1, 1, 1, 1], [1, 1], [1, 1], [1]]
-    assert loop.failed == [Composition.MERGED, Composition.ALONE]
-    assert good.step.composition is Composition.ALONE
+    assert loop.failed == [Composition.MERGED, Composition.ISOLATED]
+    assert good.step.composition is Composition.ISOLATED
 
 
 def test_when_the_engine_breaks_the_waiting_are_refused_and_a_new_engine_serves() -> None:
@@ -230,13 +229,13 @@ def test_a_step_that_takes_too_long_is_noticed(loop: LoopOverFakes, engine: Fake
 def test_eight_failed_steps_in_a_row_take_the_engine_out_of_service(engine: FakeStepEngine) -> None:
     loop = serving(engine, opened())
     for _ in range(7):
-        loop.send(batch_of([POISON], alone=True))
-    loop.send(batch_of([1], alone=True))
+        loop.send(batch_of([POISON], isolated=True))
+    loop.send(batch_of([1], isolated=True))
     for _ in range(7):
-        loop.send(batch_of([POISON], alone=True))
+        loop.send(batch_of([POISON], isolated=True))
     loop.client.wait(15)
     assert [state for state, _ in loop.states] == [EngineState.SERVING], "a good step in between counts"
-    loop.send(batch_of([POISON], alone=True))
+    loop.send(batch_of([POISON], isolated=True))
     loop.until(*REBUILT)
     assert engine.closed
     loop.close()
@@ -244,9 +243,9 @@ def test_eight_failed_steps_in_a_row_take_the_engine_out_of_service(engine: Fake
 
 def test_an_engine_that_breaks_again_before_its_first_good_step_ends_the_process(engine: FakeStepEngine) -> None:
     loop = serving(engine, opened())
-    loop.send(batch_of([1]), batch_of([DEADLY], alone=True))
+    loop.send(batch_of([1]), batch_of([DEADLY], isolated=True))
     loop.until(*REBUILT)
-    loop.send(batch_of([DEADLY], alone=True))
+    loop.send(batch_of([DEADLY], isolated=True))
     loop.until(*REBUILT, EngineState.FAILED)
 
 

@@ -16,8 +16,7 @@ import numpy as np
 from loadtest.lab.generation.live.drive import Engine, Fixed, Measured, Rule, Static, drive
 from loadtest.lab.generation.live.rules import ByMemory, ByPaper, BySla, Least
 from loadtest.lab.generation.work import Work, around, at_once, exponential, poisson
-from modelserver.scheduler.memory import MemoryForm
-from modelserver.scheduler.step_tokens import StepCost
+from modelserver.scheduler.step_limits import MemoryForm, StepCost
 
 LONGEST, STEP_TOKENS = 512, 512
 SLOTS = 16

@@ -9,8 +9,7 @@ from typing_extensions import override
 from loadtest.lab.generation.live.drive import Rule
 from loadtest.simulate.paper_sla import PaperController, PaperPolicy
 from modelserver.engines.engine import StepLoad
-from modelserver.scheduler.memory import MemoryForm, MemoryLimit
-from modelserver.scheduler.step_tokens import StepCost, StepTokens
+from modelserver.scheduler.step_limits import MemoryForm, MemoryLimit, StepCost, StepTokens
 
 
 class ByMemory(Rule):

@@ -15,7 +15,7 @@ from loadtest.lab.generation.memory import (
     linear_batch,
     safety_buffer_tokens,
 )
-from modelserver.scheduler.memory import LengthMoments, exact_batch
+from modelserver.scheduler.step_limits import LengthMoments, exact_batch
 
 Length = Callable[[random.Random], float]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from loadtest.lab.mixed.policies import Floor, Policy, Proportional, Waiting
 from loadtest.lab.mixed.run import Fleet, all_of, split
 from loadtest.lab.mixed.server import Apart, Engine, Request, Server, Task
-from modelserver.scheduler.step_tokens import StepCost
+from modelserver.scheduler.step_limits import StepCost
 
 COST = StepCost(0.01, 0.0004, 0.0002)
 LONGEST = 64

@@ -16,7 +16,7 @@ from modelserver.model_files import ModelFiles
 from modelserver.profile.measure import ProfileOwner, known
 from modelserver.profile.throughput import with_backlog
 from modelserver.scheduler.embedding_steps import EmbeddingSteps
-from modelserver.scheduler.merge import MergeLimits
+from modelserver.scheduler.queued_batch import MergeLimits
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 from modelserver.service.description import Description, describe
 from modelserver.watch import Watch

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelserver.engines.engine import EngineLoad
-from modelserver.scheduler.composition import StepComposition
+from modelserver.scheduler.embedding_batches import StepComposition
 
 LEAST_ROOM = 16
 """Tokens that `StepTokens` leaves beside decoding sequences, however many decode."""

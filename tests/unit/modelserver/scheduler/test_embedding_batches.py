@@ -12,12 +12,11 @@ from modelserver.engines.engine import EMBED_AND_GENERATE, EngineFacts
 from modelserver.engines.synthetic import Poison, SyntheticGenerator, synthetic_facts, vectors
 from modelserver.errors import EngineBroken, StepFailed
 from modelserver.scheduler.embedding_batches import EmbeddingBatches
-from modelserver.scheduler.generation_steps import Abort, GenerationStep, GenerationSteps, Start, StepLimits
-from modelserver.scheduler.merge import Composition, MergeLimits
+from modelserver.scheduler.generation_steps import Abort, GenerationStep, GenerationSteps, Start
 from modelserver.scheduler.outbox import Outbox
-from modelserver.scheduler.queued_batch import Answer, Outcome, QueuedBatch, StepReport
+from modelserver.scheduler.queued_batch import Answer, Composition, MergeLimits, Outcome, QueuedBatch, StepReport
+from modelserver.scheduler.step_limits import StepCost, StepLimits, StepTokens
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
-from modelserver.scheduler.step_tokens import StepCost, StepTokens
 from modelserver.service.batch import Batch
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
@@ -68,11 +67,16 @@ class Server:
         self.now_s += seconds
 
     def embed(
-        self, name: str, *queries: Sequence[int], alone: bool = False, budget: int = CAPACITY, deadline_s: float = 1e9
+        self,
+        name: str,
+        *queries: Sequence[int],
+        isolated: bool = False,
+        budget: int = CAPACITY,
+        deadline_s: float = 1e9,
     ) -> QueuedBatch:
         ids = np.array([each for query in queries for each in query], np.int32)
         lengths = np.array([len(query) for query in queries], np.int32)
-        batch = Batch(ids, lengths, len(queries), None, (), alone, budget)
+        batch = Batch(ids, lengths, len(queries), None, (), isolated, budget)
         queued = QueuedBatch(
             batch, lambda outcome: self.outcomes.__setitem__(name, outcome), self.now_s, deadline_s=deadline_s
         )
@@ -149,13 +153,13 @@ def test_a_batch_that_goes_alone_has_a_step_to_itself_and_generations_go_on_afte
     server = Server()
     server.start(1, tokens=4)
     server.embed("before", [1])
-    server.embed("alone", [2], alone=True)
+    server.embed("alone", [2], isolated=True)
     server.embed("after", [3])
     server.step()
     assert list(server.outcomes) == ["before"]
     server.step()
     assert list(server.outcomes) == ["before", "alone"]
-    assert server.answer("alone").step.composition is Composition.ALONE
+    assert server.answer("alone").step.composition is Composition.ISOLATED
     assert server.answer("alone").step.tokens == 1
     server.step()
     assert list(server.outcomes) == ["before", "alone", "after"]
@@ -177,7 +181,7 @@ def test_after_a_failed_mixed_step_generations_end_without_blame_and_each_batch_
     server.finish()
     assert server.answer("good").matrix.tolist() == [vector([1, 2])]
     assert isinstance(server.outcomes["poison"], StepFailed)
-    assert server.failed == ["generation", "alone"]
+    assert server.failed == ["generation", "isolated"]
     assert [each.code for each in server.read().finished] == [0]  # the poison failed while it ran
 
 
@@ -201,7 +205,7 @@ def test_poisoned_batches_that_go_alone_in_a_row_do_not_count_as_failures_of_the
         server.start(1, tokens=30)
         server.step()
     for number in range(20):
-        server.embed(f"poison {number}", [POISON], alone=True)
+        server.embed(f"poison {number}", [POISON], isolated=True)
     while len(server.outcomes) < 20:
         server.step()
         assert server.work.failures <= 1
@@ -216,7 +220,7 @@ def test_between_two_batches_that_go_alone_generations_get_their_tokens() -> Non
     server.start(1, tokens=30)
     server.step()
     for number in range(8):
-        server.embed(str(number), [number], alone=True)
+        server.embed(str(number), [number], isolated=True)
     for _ in range(15):
         server.step()
     assert len(server.outcomes) == 8

@@ -13,9 +13,9 @@ from typing_extensions import override
 from modelserver.engines.engine import EngineFacts, Task
 from modelserver.engines.synthetic import Poison, SyntheticGenerator, synthetic_facts
 from modelserver.loop import EngineLoop, EngineState
-from modelserver.scheduler.generation_steps import Abort, GenerationStep, GenerationSteps, Leave, Start, StepLimits
+from modelserver.scheduler.generation_steps import Abort, GenerationStep, GenerationSteps, Leave, Start
 from modelserver.scheduler.outbox import Outbox
-from modelserver.scheduler.step_tokens import StepCost, StepTokens
+from modelserver.scheduler.step_limits import StepCost, StepLimits, StepTokens
 from modelserver.watch import Watch
 from protos.modelserver.v1 import modelserver_pb2 as pb
 

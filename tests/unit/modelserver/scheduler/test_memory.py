@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from modelserver.scheduler.memory import MemoryForm, MemoryLimit, OccupancyMoments
+from modelserver.scheduler.step_limits import MemoryForm, MemoryLimit, OccupancyMoments
 
 
 def learnt(form: MemoryForm, prompt: int, outputs: list[int], capacity: int = 10_000) -> MemoryLimit:

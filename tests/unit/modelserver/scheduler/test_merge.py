@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelserver.scheduler.merge import Composition, MergeLimits, Selection, select
+from modelserver.scheduler.queued_batch import Composition, MergeLimits, Selection, select
 
 LIMITS = MergeLimits(step_tokens=100, step_queries=10)
 
@@ -17,7 +17,7 @@ class Waiting:
     token_count: int
     query_count: int = 1
     max_step_tokens: int = 100
-    alone: bool = False
+    isolated: bool = False
 
 
 def chosen(*waiting: Waiting, limits: MergeLimits = LIMITS) -> Selection[Waiting]:
@@ -51,8 +51,8 @@ def test_a_batch_that_does_not_fit_is_passed_over_and_runs_first_next_time() -> 
 
 
 def test_a_batch_that_goes_alone_is_not_joined() -> None:
-    suspect, other = Waiting(10, alone=True), Waiting(10)
-    assert chosen(suspect, other) == Selection((suspect,), Composition.ALONE)
+    suspect, other = Waiting(10, isolated=True), Waiting(10)
+    assert chosen(suspect, other) == Selection((suspect,), Composition.ISOLATED)
 
 
 def test_a_batch_above_its_own_budget_runs_by_itself() -> None:
@@ -67,7 +67,7 @@ waiting_batches = st.lists(
         token_count=st.integers(1, 120),
         query_count=st.integers(1, 12),
         max_step_tokens=st.integers(1, 150),
-        alone=st.booleans(),
+        isolated=st.booleans(),
     ),
     min_size=1,
     max_size=12,
@@ -81,7 +81,7 @@ def test_a_merged_step_never_overshoots_and_keeps_the_order_and_the_head(waiting
     assert places == sorted(places)
     assert places[0] == 0
     if len(batches) > 1:
-        assert not any(batch.alone for batch in batches)
+        assert not any(batch.isolated for batch in batches)
         assert sum(batch.token_count for batch in batches) <= min(100, *(batch.max_step_tokens for batch in batches))
         assert sum(batch.query_count for batch in batches) <= 10
 

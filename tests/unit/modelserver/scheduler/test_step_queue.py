@@ -11,8 +11,7 @@ import pytest
 
 from modelserver.engines.engine import Step
 from modelserver.errors import NotServing, QueueFull
-from modelserver.scheduler.merge import MergeLimits
-from modelserver.scheduler.queued_batch import QueuedBatch
+from modelserver.scheduler.queued_batch import MergeLimits, QueuedBatch
 from modelserver.scheduler.step_queue import NextStep, QueueBounds, StepQueue
 from tests.support.fake_step_engine import WAIT_S, Client, FakeStepEngine, sized
 from tests.support.virtual_time import ManualClock
@@ -32,8 +31,8 @@ def queue(clock: ManualClock) -> StepQueue:
     return queue
 
 
-def queued(tokens: int = 10, *, alone: bool = False, deadline_s: float = math.inf) -> QueuedBatch:
-    return Client().queued(sized(tokens, alone=alone), deadline_s=deadline_s)
+def queued(tokens: int = 10, *, isolated: bool = False, deadline_s: float = math.inf) -> QueuedBatch:
+    return Client().queued(sized(tokens, isolated=isolated), deadline_s=deadline_s)
 
 
 def put(queue: StepQueue, *queued_batches: QueuedBatch) -> None:
