@@ -44,10 +44,11 @@ ECHOED: Final = frozenset(
 )
 """Headers that are copied to the reply."""
 
-_READ = frozenset(
+READ: Final = frozenset(
     {"content-type", "kafka_replyTopic", "kafka_replyPartition", "reply_to", "traceparent", REDRIVES}
     | {cloud_events.VERSION_HEADER, *cloud_events.ATTRIBUTES}
 )
+"""Headers whose values are looked at."""
 _PLAIN_REPLY: Final[list[Header]] = [("content-type", PROTOBUF)]
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
@@ -208,7 +209,7 @@ def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall
     route: ReplyRoute | None = None
     try:
         if in_flight.headers:
-            found = {name: value for name, value in in_flight.headers if name in _READ}
+            found = {name: value for name, value in in_flight.headers if name in READ}
             route = _route(in_flight.headers, intake, found)
             if route.event is not None and route.event.structured:
                 value, attributes = cloud_events.opened(bounded(value, limits[0]), limits[1])
