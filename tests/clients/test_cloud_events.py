@@ -71,8 +71,8 @@ async def reply_to(message: dict[str, Any], stack: Stack) -> dict[str, Any]:
         await producer.send_and_wait(REQUESTS, value, key=message["key"].encode(), headers=headers)
         record = await asyncio.wait_for(anext(aiter(consumer)), WAIT_S)
     return {
-        "key": record.key.decode(),
-        "value": base64.b64encode(record.value).decode(),
+        "key": (record.key or b"").decode(),
+        "value": base64.b64encode(record.value or b"").decode(),
         "headers": {name: value.decode() for name, value in record.headers},
     }
 
