@@ -33,7 +33,7 @@ from aggregator.scheduler.work_item import Task
 from aggregator.settings.addresses import changes
 from aggregator.settings.aggregator import AggregatorSettings
 from aggregator.sources.calls.callers import open_authentication
-from aggregator.sources.calls.calls import CallSource, Served
+from aggregator.sources.calls.calls import Served
 from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.grpc.listener import GrpcSource
 from aggregator.sources.http.listener import HttpSource
@@ -57,9 +57,9 @@ _LOG = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 5.0
 _CLAIMED_BATCHES = 8
 """For each server: one runs, one is staged, some are on their way, and the rest is there to choose from."""
-_UNREADY_S = 10.0
 _STALLED_S = 10.0
 """A batch that hangs is noticed, halved and answered within it, unless the engine hangs at any size."""
+_UNREADY_S = 10.0
 """The process is not ready when the event loop has not run for this time,"""
 _WEDGED_S = 60.0
 """and not alive after this time."""
@@ -211,7 +211,7 @@ class Aggregator:
             extra={
                 GRPC: None,
                 HTTP: None,
-                **{source.name: source.address for source in self.sources if isinstance(source, CallSource)},
+                **{source.name: source.address for source in self.sources if source.address},
                 "demand": self._demand.address if self._demand else None,
                 "metrics": self._telemetry.metrics_address,
             },

@@ -234,6 +234,8 @@ class Source(ABC):
     """
 
     name: str
+    address: str = ""
+    """Where it is called once it is prepared; empty where it calls others."""
     refusable: bool
     """Whether its senders wait for an answer, so that they are refused at a limit.
 

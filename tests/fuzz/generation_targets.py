@@ -13,7 +13,7 @@ from aggregator.observability.costs import Costs
 from aggregator.replicas.generate_call import GenerateCall
 from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
-from aggregator.sources.kafka.decode import Refused, decode, intakes
+from aggregator.sources.kafka.decode import Refused, decode_record, intakes
 from aggregator.sources.kafka.replies import encode_refusal, encode_replies
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.generation.v1 import generation_pb2 as pb
@@ -32,7 +32,7 @@ _FAILURE = Failure(Code.INTERNAL, "it broke")
 
 def _take(value: bytes, *headers: tuple[str, bytes]) -> Request | Refused:
     """Decode one record, and write every answer that may become of it."""
-    taken = decode(in_flight_of(value, headers), _INTAKE, received_s=0.0, wall_s=0.0)
+    taken = decode_record(in_flight_of(value, headers), _INTAKE, received_s=0.0, wall_s=0.0)
     if isinstance(taken, Refused):
         assert isinstance(taken.error, RequestError), "A refusal has no code that its sender knows."
         assert _TEXT not in str(taken.error), "A refusal quotes a prompt."

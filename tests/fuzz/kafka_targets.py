@@ -13,7 +13,7 @@ from aggregator.errors import Code, RequestError
 from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka import faults as kafka_faults
-from aggregator.sources.kafka.decode import Refused, decode, intakes
+from aggregator.sources.kafka.decode import Refused, decode_record, intakes
 from aggregator.sources.kafka.replies import DeadLetter, encode_refusal, encode_replies
 from tests.fuzz.target import Cut, Target
 from tests.support.fake_source import KAFKA
@@ -34,7 +34,7 @@ _FAILURE = Failure(Code.INTERNAL, "it broke")
 def _take(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Request | Refused:
     """Decode one record, and write every answer that may become of it."""
     in_flight = in_flight_of(value, headers)
-    taken = decode(in_flight, _INTAKE, received_s=0.0, wall_s=_NOW_S)
+    taken = decode_record(in_flight, _INTAKE, received_s=0.0, wall_s=_NOW_S)
     if isinstance(taken, Refused):
         assert isinstance(taken.error, RequestError), "A refusal has no code that its sender knows."
         if taken.route is not None:
@@ -91,7 +91,9 @@ def _with_right_checksum(data: bytes) -> bytes:
 
 
 def _check_batch(data: bytes) -> None:
-    found = kafka_faults.decode(data, TopicPartition("topic", 2), 5, aborted=[(7, 5)], log_end=1000, max_records=500)
+    found = kafka_faults.decode_batch(
+        data, TopicPartition("topic", 2), 5, aborted=[(7, 5)], log_end=1000, max_records=500
+    )
     if found is None:
         return
     assert found.after > 5, "Reading would go back, or stand still."

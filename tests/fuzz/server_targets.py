@@ -27,7 +27,7 @@ from aggregator.sources.calls.callers import Authentication, Callers, StaticToke
 from aggregator.sources.calls.calls import Call, CallBatcher, call_of
 from aggregator.sources.calls.load import Limits, Load, Room
 from aggregator.sources.grpc.reading import Context, GrpcCalls, Reading, read_embed, refusal
-from aggregator.sources.wire.decode import SMALL_BYTES, decode, head
+from aggregator.sources.wire.decode import SMALL_BYTES, decode_embed, head
 from aggregator.sources.wire.encode import response
 from k8s.process.metrics_buffer import MetricsBuffer
 from modelserver.engines.engine import Activation, Scoring
@@ -126,7 +126,7 @@ def check_scan(data: bytes) -> None:
     """A message, put behind so much that it is walked over before it is parsed."""
     whole = _FILLER + data
     try:
-        message = decode(whole, _MAX_INPUTS)
+        message = decode_embed(whole, _MAX_INPUTS)
     except InvalidRequest:
         head(whole)
         return

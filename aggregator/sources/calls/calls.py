@@ -283,7 +283,6 @@ class CallSource(Source):
 
     def __init__(self, name: str, served: Served, max_inputs: int) -> None:
         self.name = name
-        self.address = ""
         self._batcher = CallBatcher(served.models.next_due_s)
         defaults = Defaults(
             source=self,

@@ -11,7 +11,7 @@ from aggregator.request.request import Failure, Request
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, GenerationCall
 from aggregator.sources.grpc.reading import Context, GrpcCalls, answering
-from aggregator.sources.wire.generation import decode, response
+from aggregator.sources.wire.generation import decode_generate, response
 from protos.generation.v1 import generation_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Generation"].full_name
@@ -19,7 +19,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["Generation"].full_name
 
 def _read(call: Call, data: bytes, _: Identity) -> tuple[pb.GenerateRequest, Call]:
     """Raises InvalidRequest."""
-    return decode(data), call
+    return decode_generate(data), call
 
 
 class GenerationService:

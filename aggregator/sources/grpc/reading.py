@@ -22,7 +22,7 @@ from aggregator.request.request import Failure, Request
 from aggregator.sources.calls.callers import CertificateNames, Identity, check_repeated
 from aggregator.sources.calls.calls import Call, Calls, failure_of
 from aggregator.sources.calls.load import Holders, Load, Room
-from aggregator.sources.wire.decode import SMALL_BYTES, decode, head
+from aggregator.sources.wire.decode import SMALL_BYTES, decode_embed, head
 from aggregator.sources.wire.encode import MAX_ECHOED, fill_status
 from aggregator.sources.wire.values import Message
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -219,7 +219,7 @@ async def _abort(context: Context, failure: Failure) -> None:
 
 def read_embed(call: Call, data: bytes, identity: Identity) -> tuple[pb.EmbedRequest, Call]:
     """Decode a message for embeddings. Raises InvalidRequest."""
-    return decode(data, identity.defaults.max_inputs), call
+    return decode_embed(data, identity.defaults.max_inputs), call
 
 
 @dataclass(eq=False)

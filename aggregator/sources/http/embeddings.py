@@ -14,7 +14,7 @@ from aggregator.scheduler.work_item import Task
 from aggregator.sources.calls.models import ServedModels, ServedTask
 from aggregator.sources.http.answer import AskedPriority, Ignored, checked_id, priority_of
 from aggregator.sources.http.errors import FieldError
-from aggregator.sources.http.json_body import decode
+from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.http.vectors import VectorList, VectorsByType
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -120,7 +120,7 @@ class EmbeddingsReader:
 
     def __call__(self, data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.EmbedRequest, VectorList]:
         """The message for a body, and how it is answered. Raises TokenbatchError."""
-        asked = decode(_REQUEST, data)
+        asked = decode_body(_REQUEST, data)
         asked.check()
         answer = asked.answer()
         normalize = asked.use_activation if asked.normalize is None else asked.normalize
@@ -149,7 +149,7 @@ class EmbeddingsReader:
         raw = memoryview(asked.input)
         kind = bytes(raw[:1])
         if kind == b'"':
-            return (pb.Input(text=decode(_TEXT, raw, "input")),)
+            return (pb.Input(text=decode_body(_TEXT, raw, "input")),)
         if raw.nbytes > 2 * max_inputs:
             check_size(bytes(raw), max_inputs)
         found = _FIRST_ELEMENT.match(raw)
@@ -162,9 +162,9 @@ class EmbeddingsReader:
         if first == b"[" or first.isdigit() or first == b"-":
             if not (self._trusts_token_ids or asked.tokenizer):
                 raise FieldError(FOREIGN_IDS, "input")
-            many = decode(_MANY_IDS, raw, "input") if first == b"[" else [decode(_IDS, raw, "input")]
+            many = decode_body(_MANY_IDS, raw, "input") if first == b"[" else [decode_body(_IDS, raw, "input")]
             return [pb.Input(token_ids=pb.TokenIds(ids=ids)) for ids in many]
-        return [pb.Input(text=text) for text in decode(_TEXTS, raw, "input")]
+        return [pb.Input(text=text) for text in decode_body(_TEXTS, raw, "input")]
 
 
 def check_nesting(raw: bytes, field: str) -> None:
@@ -230,7 +230,7 @@ _EMBED_BODY = msgspec.json.Decoder(EmbedBody)
 
 def read_embed(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.EmbedRequest, VectorsByType]:
     """The message for a body, and how it is answered. Raises FieldError."""
-    asked = decode(_EMBED_BODY, data)
+    asked = decode_body(_EMBED_BODY, data)
     if bool(asked.texts) == bool(asked.inputs):
         raise FieldError("expected at least one text, in either texts or inputs", "texts")
     texts = asked.texts or [each.content[0].text for each in asked.inputs or ()]

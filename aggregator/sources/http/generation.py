@@ -15,7 +15,7 @@ from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.http.answer import AskedPriority, priority_of
 from aggregator.sources.http.embeddings import FOREIGN_IDS, Revisions, check_nesting
 from aggregator.sources.http.errors import FieldError, error_of
-from aggregator.sources.http.json_body import decode
+from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS
 from aggregator.tokenizers.tokenizer import GenerationTokenizer
 from protos.generation.v1 import generation_pb2 as pb
@@ -126,7 +126,7 @@ class GenerationReader:
         self, data: bytes, defaults: Defaults, request_id: str
     ) -> tuple[pb.GenerateRequest, CompletionRequest]:
         """The message for a body, and what it was made of. Raises TokenbatchError."""
-        asked = decode(_COMPLETION, data)
+        asked = decode_body(_COMPLETION, data)
         message = _message(asked, request_id, defaults.priority)
         self._set_prompt(message, asked)
         if asked.max_tokens is None:
@@ -141,7 +141,7 @@ class GenerationReader:
 
     def chat(self, data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.GenerateRequest, ChatRequest]:
         """The same for a chat."""
-        asked = decode(_CHAT, data)
+        asked = decode_body(_CHAT, data)
         message = _message(asked, request_id, defaults.priority)
         if asked.max_completion_tokens is not None:
             message.sampling.max_tokens = asked.max_completion_tokens
@@ -157,7 +157,7 @@ class GenerationReader:
 
     def _set_prompt(self, message: pb.GenerateRequest, asked: CompletionRequest) -> None:
         check_nesting(bytes(asked.prompt), "prompt")
-        prompt = decode(_PROMPT, memoryview(asked.prompt), "prompt")
+        prompt = decode_body(_PROMPT, memoryview(asked.prompt), "prompt")
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
             prompt = prompt[0]
         if not prompt:

@@ -41,7 +41,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 """Fields that are not supported, and their values that ask for nothing beside `_EMPTY`."""
 
 
-def decode(decoder: msgspec.json.Decoder[T], data: bytes | memoryview, inside: str = "") -> T:
+def decode_body(decoder: msgspec.json.Decoder[T], data: bytes | memoryview, inside: str = "") -> T:
     """A body, or its field `inside`. Raises FieldError."""
     if not inside and data[:3] == _BYTE_ORDER_MARK:
         data = data[3:]

@@ -13,7 +13,7 @@ from aggregator.request.request import Defaults, Request
 from aggregator.request.vector import Vector
 from aggregator.sources.http.answer import Answer, AskedPriority, Ignored, checked_id, priority_of, token_count
 from aggregator.sources.http.errors import FieldError
-from aggregator.sources.http.json_body import decode
+from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.wire.scores import MAX_INPUTS, ranked, scores_of
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.ranking.v1 import ranking_pb2 as pb
@@ -88,7 +88,7 @@ def read_rerank(
     data: bytes, defaults: Defaults, request_id: str, *, returns_documents: bool
 ) -> tuple[pb.RankRequest, Answer]:
     """The message for a body, and how it is answered; `returns_documents`: unless it says. Raises FieldError."""
-    asked = decode(_RERANK, data)
+    asked = decode_body(_RERANK, data)
     if asked.top_n and asked.top_k:
         raise FieldError("top_n says the same: send one of them", "top_k")
     is_voyage_s = asked.truncation is not None or asked.top_k is not None
@@ -105,7 +105,7 @@ def read_rerank(
 
 def read_score(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.ScoreRequest, Answer]:
     """The message for a body, and how it is answered. Raises FieldError."""
-    asked = decode(_SCORE, data)
+    asked = decode_body(_SCORE, data)
     firsts, seconds = ([each] if isinstance(each, str) else each for each in (asked.text_1, asked.text_2))
     if len(firsts) == 1 and not isinstance(asked.text_2, str):
         firsts *= len(seconds)
@@ -118,7 +118,7 @@ def read_score(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.Sco
 
 def read_classify(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.ScoreRequest, Answer]:
     """The message for a body, and how it is answered. Raises FieldError."""
-    asked = decode(_CLASSIFY, data)
+    asked = decode_body(_CLASSIFY, data)
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     _check_count(len(texts), "input")
     message = pb.ScoreRequest(pairs=[pb.Pair(text=text) for text in texts], **asked.fields(defaults, request_id))

@@ -25,7 +25,7 @@ from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, read
 from aggregator.sources.http.errors import FieldError, HttpError, described
 from aggregator.sources.http.exchange import Exchange, Responses
 from aggregator.sources.http.generation import ChatRequest, CompletionRequest, GenerationReader, Writer
-from aggregator.sources.http.json_body import decode
+from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.http.scores import read_classify, read_rerank, read_score
 from aggregator.sources.wire.decode import SMALL_BYTES
 from aggregator.sources.wire.values import Message
@@ -255,7 +255,7 @@ class OpenAIService:
         return tokenizer
 
     def _tokenize(self, exchange: Exchange) -> None:
-        exchange.run(self._count(exchange, decode(TOKENIZE, exchange.take_body())))
+        exchange.run(self._count(exchange, decode_body(TOKENIZE, exchange.take_body())))
 
     async def _count(self, exchange: Exchange, asked: Tokenize) -> None:
         served = self._served(asked.model or exchange.identity.defaults.model)
@@ -270,7 +270,7 @@ class OpenAIService:
         exchange.answer(200, msgspec.json.encode(found), {})
 
     def _detokenize(self, exchange: Exchange) -> None:
-        asked = decode(DETOKENIZE, exchange.take_body())
+        asked = decode_body(DETOKENIZE, exchange.take_body())
         served = self._served(asked.model or exchange.identity.defaults.model)
         size = served.description.vocabulary_size
         if len(asked.tokens) > served.description.max_input_tokens:

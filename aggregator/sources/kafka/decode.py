@@ -191,7 +191,7 @@ def _decode_any(
     if in_flight.unreadable:
         return Refused(in_flight, Undecodable(in_flight.unreadable), "", None, dead_letter=True)
     try:
-        return decode(in_flight, intakes[in_flight.topic], received_s=received_s, wall_s=wall_s)
+        return decode_record(in_flight, intakes[in_flight.topic], received_s=received_s, wall_s=wall_s)
     except Exception as error:  # noqa: BLE001 - one record must not stop all others, on every replay again
         place = {"topic": in_flight.topic, "partition": in_flight.partition, "offset": in_flight.offset}
         # Its traceback stays out of the log, as it may quote the text.
@@ -199,7 +199,7 @@ def _decode_any(
         return Refused(in_flight, Undecodable("the record cannot be read"), "", None, dead_letter=True)
 
 
-def decode(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall_s: float) -> Request | Refused:
+def decode_record(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall_s: float) -> Request | Refused:
     """Decode a record and the route of its reply; a request without an id gets one, the same in a replay."""
     content_type, value = PROTOBUF, in_flight.value
     limits = intake.max_record_bytes, intake.defaults.max_inputs

@@ -82,7 +82,7 @@ class FaultHandler:
         """Decode here what aiokafka cannot. A batch whose end is unknown holds its partition until another follows."""
         tp, offset = partition.tp, partition.read_to
         details = {"topic": tp.topic, "partition": tp.partition, "offset": offset}
-        decoded = decode(data, tp, offset, aborted=aborted, log_end=log_end, max_records=self._max_records)
+        decoded = decode_batch(data, tp, offset, aborted=aborted, log_end=log_end, max_records=self._max_records)
         if decoded is None and data:
             partition.blocked_until_s = asyncio.get_running_loop().time() + _BLOCKED_S
             _LOG.error("cannot read a record batch; its partition waits", extra=details)
@@ -112,7 +112,7 @@ class Decoded:
     lost: int = 0
 
 
-def decode(
+def decode_batch(
     data: bytes,
     tp: TopicPartition,
     offset: int,

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import cast
 
@@ -49,23 +49,13 @@ class Intake:
         return self.stream, self.group_id, self.consumer
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """One entry of a request stream, and what is to be written before it is acknowledged: `reply` and `letter`.
-
-    `reply_to`: empty if nobody can be answered. `letter`: why the entry itself is kept as a dead letter.
-    `refused`: the code of one that did not become a request. `unwritten`: why its reply never will be.
-    """
+    """One entry of a request stream, as Redis returns it."""
 
     intake: Intake
     entry_id: bytes
     fields: Mapping[bytes, bytes]
-    reply_to: str = ""
-    json: bool = False
-    reply: bytes | None = None
-    letter: tuple[Code, str] | None = None
-    refused: Code = Code.OK
-    unwritten: Failure | None = None
 
     def text(self, name: bytes) -> str:
         """A field; empty if it is not there. Raises InvalidRequest."""
@@ -75,27 +65,57 @@ class Entry:
             raise InvalidRequest(f"field {name.decode()} is not UTF-8") from None
 
 
-def decode(entry: Entry, *, received_s: float, wall_s: float) -> Request | None:
-    """The request in an entry; None if it is refused: then its reply or dead letter is ready to be written.
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The entry of a request, and how it is replied to. `reply_to`: empty if nobody can be answered."""
+
+    entry: Entry
+    reply_to: str = ""
+    as_json: bool = False
+
+    def reply_id(self, request_id: str) -> str:
+        """The same for every delivery of the same entry to the same group; 32 hexadecimal digits."""
+        intake = self.entry.intake
+        place = f"{intake.group_id}\0{intake.stream}\0{self.entry.entry_id.decode()}\0{request_id}"
+        return hashlib.blake2b(place.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """What is to be written before an entry is acknowledged: `reply` and `letter`, each None once it is written.
+
+    `letter`: why the entry itself is kept as a dead letter. `refused`: the code of an entry that did not become a
+    request. `unwritten`: why its reply never will be.
+    """
+
+    origin: Origin
+    reply: bytes | None = None
+    letter: tuple[Code, str] | None = None
+    refused: Code = Code.OK
+    unwritten: Failure | None = None
+
+
+def decode_entry(entry: Entry, *, received_s: float, wall_s: float) -> Request | Answer:
+    """The request in an entry, or the answer to one that is refused.
 
     `wall_s` is Redis's clock (Unix seconds) at `received_s` (monotonic).
     """
-    intake, value = entry.intake, entry.fields.get(b"value")
-    message: values.Message | None = None
-    given_id = f"{intake.stream}-{entry.entry_id.decode()}"
+    intake, origin = entry.intake, Origin(entry)
+    request_id, readable = f"{intake.stream}-{entry.entry_id.decode()}", False
     try:
-        entry.reply_to = _reply_to(entry)
-        given_id = entry.text(b"request_id") or given_id
+        origin = Origin(entry, _reply_to(entry))
+        request_id = entry.text(b"request_id") or request_id
         content_type = values.content_type_of(entry.text(b"content-type"))
-        entry.json = content_type is not PROTOBUF
+        origin = replace(origin, as_json=content_type is not PROTOBUF)
         deadline_s = _expire_s(entry) + received_s - wall_s
         limits = MAX_BYTES, intake.defaults.max_inputs
-        message = values.message_of(value, content_type, *limits, task=intake.task)
-        message.request_id = message.request_id or given_id
+        message = values.message_of(entry.fields.get(b"value"), content_type, *limits, task=intake.task)
+        message.request_id = request_id = message.request_id or request_id
+        readable = True
         return values.decode_request(
             message,
             intake.defaults,
-            entry,
+            origin,
             received_s=received_s,
             wall_s=wall_s,
             deadline_s=deadline_s,
@@ -107,14 +127,13 @@ def decode(entry: Entry, *, received_s: float, wall_s: float) -> Request | None:
         # Its traceback stays out of the log, as it may quote the text.
         _LOG.error("cannot decode an entry", extra={"stream": intake.stream, "error": type(error).__name__})
         refused = Undecodable("the entry cannot be read")
-    request_id = message.request_id if message is not None else given_id
-    entry.refused = refused.code
-    if not entry.reply_to or message is None:
-        entry.letter = refused.code, str(refused)
-    if entry.reply_to:
-        failure, identity = Failure.of(refused), _reply_id(entry, request_id)
-        entry.reply = values.encode_failure(request_id, failure, identity, task=intake.task, as_json=entry.json)
-    return None
+    answer = Answer(origin, refused=refused.code)
+    if not origin.reply_to or not readable:
+        answer.letter = refused.code, str(refused)
+    if origin.reply_to:
+        failure, identity = Failure.of(refused), origin.reply_id(request_id)
+        answer.reply = values.encode_failure(request_id, failure, identity, task=intake.task, as_json=origin.as_json)
+    return answer
 
 
 def _reply_to(entry: Entry) -> str:
@@ -148,33 +167,25 @@ def _expire_s(entry: Entry) -> float:
     )
 
 
-def _reply_id(entry: Entry, request_id: str) -> str:
-    """The same for every delivery of the same entry to the same group; 32 hexadecimal digits."""
-    place = f"{entry.intake.group_id}\0{entry.intake.stream}\0{entry.entry_id.decode()}\0{request_id}"
-    return hashlib.blake2b(place.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+def answer_of(request: Request, now_s: float) -> Answer:
+    """What is written for a completed request; `now_s`: when its generation, if it is one, was complete."""
+    origin = cast("Origin", request.origin)
+    reply = values.encode(request, origin.reply_id(request.request_id), now_s, as_json=origin.as_json)
+    failure = values.internal_failure(request)
+    return Answer(origin, reply, None if failure is None else (failure.code, failure.message))
 
 
-def answer(request: Request, now_s: float) -> Entry:
-    """The entry of a completed request, with its reply; `now_s`: when its generation, if it is one, was complete."""
-    entry = cast("Entry", request.origin)
-    entry.reply = values.encode(request, _reply_id(entry, request.request_id), now_s, as_json=entry.json)
-    if (failure := values.internal_failure(request)) is not None:
-        entry.letter = failure.code, failure.message
-    return entry
-
-
-def write_reply(entry: Entry, max_length: int, list_ttl_ms: int) -> Sequence[Command]:
-    reply = entry.reply or b""
-    if entry.reply_to.startswith(LIST):
-        key = entry.reply_to.removeprefix(LIST)
+def write_reply(origin: Origin, reply: bytes, max_length: int, list_ttl_ms: int) -> Sequence[Command]:
+    if origin.reply_to.startswith(LIST):
+        key = origin.reply_to.removeprefix(LIST)
         return [("RPUSH", key, reply), ("PEXPIRE", key, list_ttl_ms)]
-    echoed = [part for name in _ECHOED if name in entry.fields for part in (name, entry.fields[name])]
-    added = ("value", reply, "content-type", JSON if entry.json else PROTOBUF, *echoed)
-    return [("XADD", entry.reply_to, "MAXLEN", "~", max_length, "*", *added)]
+    fields = origin.entry.fields
+    echoed = [part for name in _ECHOED if name in fields for part in (name, fields[name])]
+    added = ("value", reply, "content-type", JSON if origin.as_json else PROTOBUF, *echoed)
+    return [("XADD", origin.reply_to, "MAXLEN", "~", max_length, "*", *added)]
 
 
-def write_dead_letter(entry: Entry, max_length: int) -> Command:
-    code, message = entry.letter or (Code.OK, "")
+def write_dead_letter(entry: Entry, code: Code, message: str, max_length: int) -> Command:
     added = {
         b"dlt-original-stream": entry.intake.stream.encode(),
         b"dlt-original-id": entry.entry_id,

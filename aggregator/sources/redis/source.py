@@ -19,7 +19,7 @@ from aggregator.observability.metrics import Metrics, Unwritten
 from aggregator.request.request import REDIS, Backlog, Failure, Receive, Request, Source
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.redis import RedisSettings, StreamSettings
-from aggregator.sources.redis.codec import LIST, Command, Entry, Intake, answer, write_dead_letter, write_reply
+from aggregator.sources.redis.codec import LIST, Answer, Command, Intake, answer_of, write_dead_letter, write_reply
 from aggregator.sources.redis.connection import TRANSIENT, Server, disconnect, prepare_streams, reason_of
 from aggregator.sources.redis.stream import Stream
 from aggregator.sources.wire.values import TASKS, defaults_of, permitted
@@ -103,27 +103,27 @@ class RedisSource(Source):
     async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         """Write replies, then acknowledge and delete the entries; one whose reply is refused becomes a dead letter."""
         now_s = self._clock()
-        requests_of = {answer(request, now_s): request for request in requests}
+        requests_of = {answer_of(request, now_s): request for request in requests}
         async for written in self._write(requests_of):
-            for entry in written:
-                if entry.unwritten is not None:
-                    requests_of[entry].overrule(entry.unwritten)
-            yield [requests_of[entry] for entry in written]
+            for answer in written:
+                if answer.unwritten is not None:
+                    requests_of[answer].overrule(answer.unwritten)
+            yield [requests_of[answer] for answer in written]
 
-    async def _refuse(self, entries: Sequence[Entry]) -> None:
+    async def _refuse(self, answers: Sequence[Answer]) -> None:
         started_s = self._clock()
-        async for written in self._write(entries):
-            codes = Counter(entry.refused for entry in written)
+        async for written in self._write(answers):
+            codes = Counter(answer.refused for answer in written)
             self._metrics.answered(REDIS, codes, [self._clock() - started_s] * len(written))
 
-    async def _write(self, entries: Iterable[Entry]) -> AsyncIterator[Sequence[Entry]]:
+    async def _write(self, answers: Iterable[Answer]) -> AsyncIterator[Sequence[Answer]]:
         """Write until Redis has everything; after a failure no stream is read until it has."""
-        left, retrying = list(entries), False
+        left, retrying = list(answers), False
         try:
             while left:
                 error = await self._write_once(left)
-                written = [entry for entry in left if entry.reply is None and entry.letter is None]
-                left = [entry for entry in left if entry.reply is not None or entry.letter is not None]
+                written = [answer for answer in left if answer.reply is None and answer.letter is None]
+                left = [answer for answer in left if answer.reply is not None or answer.letter is not None]
                 if written:
                     await self._acknowledge(written)
                     yield written
@@ -136,32 +136,41 @@ class RedisSource(Source):
         finally:
             self._retrying -= retrying
 
-    async def _write_once(self, entries: Sequence[Entry]) -> Exception | None:
+    async def _write_once(self, answers: Sequence[Answer]) -> Exception | None:
         """Try to write what is not written yet; returns an error that passes, if there was one."""
         length, ttl_ms = self._settings.client.max_stream_length, int(self._settings.client.list_ttl_s * 1000)
-        replies = [(entry, True, write_reply(entry, length, ttl_ms)) for entry in entries if entry.reply is not None]
-        letters = [(entry, False, [write_dead_letter(entry, length)]) for entry in entries if entry.letter is not None]
+        replies = [
+            (each, True, write_reply(each.origin, each.reply, length, ttl_ms))
+            for each in answers
+            if each.reply is not None
+        ]
+        letters = [
+            (each, False, [write_dead_letter(each.origin.entry, *each.letter, length)])
+            for each in answers
+            if each.letter is not None
+        ]
         parts = [*replies, *letters]
         results = iter(await self.server.send([command for _, _, commands in parts for command in commands]))
         passes: Exception | None = None
-        for entry, is_reply, commands in parts:
+        for answer, is_reply, commands in parts:
             error, *_ = [next(results) for _ in commands]  # the first one decides
             reason = reason_of(error) if isinstance(error, Exception) else ""
             if reason and not (is_reply and reason in _FINAL):
                 passes = error
             elif is_reply:
-                entry.reply = None
+                answer.reply = None
                 if reason:
                     self._metrics.replies_unwritten.add(1, _FINAL[reason])
-                    entry.unwritten = Failure(Code.INTERNAL, f"the reply could not be written: {reason}")
-                    entry.letter = entry.letter or (Code.INTERNAL, entry.unwritten.message)
-            elif entry.letter is not None:
-                self._metrics.dead_letters.add(1, entry.letter[0].name)
-                entry.letter = None
+                    answer.unwritten = Failure(Code.INTERNAL, f"the reply could not be written: {reason}")
+                    answer.letter = answer.letter or (Code.INTERNAL, answer.unwritten.message)
+            elif answer.letter is not None:
+                self._metrics.dead_letters.add(1, answer.letter[0].name)
+                answer.letter = None
         return passes
 
-    async def _acknowledge(self, entries: Sequence[Entry]) -> None:
+    async def _acknowledge(self, answers: Sequence[Answer]) -> None:
         """Acknowledge and delete entries; if Redis refuses that for good, they are read again."""
+        entries = [answer.origin.entry for answer in answers]
         streams = {entry.intake.stream for entry in entries}
         for stream in streams:
             ids = [entry.entry_id for entry in entries if entry.intake.stream == stream]

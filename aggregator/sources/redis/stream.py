@@ -10,7 +10,7 @@ from math import inf
 from typing import Any
 
 from aggregator.request.request import Request
-from aggregator.sources.redis.codec import MAX_OTHER_BYTES, Command, Entry, Intake, decode
+from aggregator.sources.redis.codec import MAX_OTHER_BYTES, Answer, Command, Entry, Intake, decode_entry
 from aggregator.sources.redis.connection import TRANSIENT, Server, create_group
 from aggregator.sources.redis.scripts import CLAIM, LEAVE, TAKE_OVER
 from aggregator.sources.wire.values import MAX_BYTES
@@ -28,7 +28,7 @@ _WAIT_S, _RETRY_S = 1.0, 0.5
 class Stream:
     """The entries of one stream that this consumer of the group has claimed, and the next ones.
 
-    `room`: tokens that may be claimed; `known`: whether a model is configured; `refuse` answers entries.
+    `room`: tokens that may be claimed; `known`: whether a model is configured; `refuse` writes answers.
     `asked`: the models of its requests. `waiting`: entries that nobody has claimed.
     """
 
@@ -38,7 +38,7 @@ class Stream:
     _: KW_ONLY
     room: Callable[[], int]
     known: Callable[[str], bool]
-    refuse: Callable[[Sequence[Entry]], Awaitable[None]]
+    refuse: Callable[[Sequence[Answer]], Awaitable[None]]
     clock: Callable[[], float]
     asked: set[str] = field(default_factory=set)
     claimed: dict[bytes, None] = field(default_factory=dict)
@@ -62,9 +62,10 @@ class Stream:
             except TRANSIENT as error:
                 await self._mend(error)
                 continue
-            requests = [request for request in await self._decode(entries) if request is not None]
-            if len(requests) < len(entries):
-                await self.refuse([entry for entry in entries if entry.refused])
+            decoded = await self._decode(entries)
+            if refused := [each for each in decoded if isinstance(each, Answer)]:
+                await self.refuse(refused)
+            requests = [each for each in decoded if isinstance(each, Request)]
             if requests:
                 self.asked |= {request.model for request in requests if self.known(request.model)}
                 return requests
@@ -117,12 +118,12 @@ class Stream:
         self.claimed.update((entry_id, None) for entry_id, _ in fresh)
         return [Entry(self.intake, entry_id, dict(zip(each[::2], each[1::2], strict=True))) for entry_id, each in fresh]
 
-    async def _decode(self, entries: Sequence[Entry]) -> list[Request | None]:
+    async def _decode(self, entries: Sequence[Entry]) -> list[Request | Answer]:
         now_s = self.clock()
         wall_s = now_s + self._redis_minus_here_s
 
-        def work() -> list[Request | None]:
-            return [decode(each, received_s=now_s, wall_s=wall_s) for each in entries]
+        def work() -> list[Request | Answer]:
+            return [decode_entry(each, received_s=now_s, wall_s=wall_s) for each in entries]
 
         large = any(len(each.fields.get(b"value", b"")) >= _LARGE_BYTES for each in entries)
         return await asyncio.to_thread(work) if large else work()

@@ -156,7 +156,7 @@ _BAD_ID = Failure(Code.INVALID_ARGUMENT, "a token id does not fit 31 bits")
 _FLOAT32, _NO_TRUNCATION = int(pb.ENCODING_FLOAT32), int(pb.TRUNCATE_NONE)
 
 
-def decode(data: bytes, max_inputs: int) -> pb.EmbedRequest:
+def decode_embed(data: bytes, max_inputs: int) -> pb.EmbedRequest:
     """The message in these bytes. Raises InvalidRequest if it is above a limit or not a message."""
     try:
         check(data, max_inputs)

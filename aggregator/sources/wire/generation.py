@@ -69,7 +69,7 @@ def check(data: bytes) -> None:
             raise InvalidRequest(f"the message holds more than {_MAX_FIELDS} fields: at most {_MAX_MESSAGES} messages")
 
 
-def decode(data: bytes) -> pb.GenerateRequest:
+def decode_generate(data: bytes) -> pb.GenerateRequest:
     """Decode a message. Raises InvalidRequest."""
     try:
         check(data)

@@ -19,7 +19,7 @@ from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget.controller import SlaGoal, SloTracker, StepLimits
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.wire.decode import decode, parse
+from aggregator.sources.wire.decode import decode_embed, parse
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import GRPC
 from tests.support.queries import query
@@ -140,11 +140,11 @@ def test_the_earlier_of_the_messages_deadline_and_the_callers_holds(outside_s: f
 
 def test_bytes_are_a_message_or_are_said_to_be_none() -> None:
     one = message("a", request_id="q")
-    assert decode(one.SerializeToString(), 1) == one
+    assert decode_embed(one.SerializeToString(), 1) == one
     with pytest.raises(InvalidRequest, match="cannot be decoded"):
-        decode(b"\xff", 1)
+        decode_embed(b"\xff", 1)
     with pytest.raises(InvalidRequest, match="more than 9 inputs"):
-        decode(b"\x22\x00" * 20_000, 9)
+        decode_embed(b"\x22\x00" * 20_000, 9)
 
 
 def test_the_last_input_that_completes_completes_the_request() -> None:

@@ -14,7 +14,7 @@ from aggregator.scheduler.work_item import Priority
 from aggregator.sources.http.embeddings import EmbeddingsReader
 from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.generation import GenerationReader
-from aggregator.sources.http.json_body import decode
+from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.http.service import DETOKENIZE, TOKENIZE, HttpGenerationCall
 from aggregator.sources.wire.generation import parse
 from protos.embedding.v1 import embedding_pb2 as embedding
@@ -44,9 +44,9 @@ def read(path: str, body: bytes) -> object:
         case "/v1/embeddings":
             return embeddings(body)
         case "/tokenize":
-            return decode(TOKENIZE, body)
+            return decode_body(TOKENIZE, body)
         case "/detokenize":
-            return decode(DETOKENIZE, body)
+            return decode_body(DETOKENIZE, body)
         case _:
             return generation(path, body)
 
@@ -247,6 +247,6 @@ def test_a_byte_order_mark_is_no_fault() -> None:
 
 
 def test_tokens_that_are_empty_are_not_missing() -> None:
-    assert decode(DETOKENIZE, b'{"tokens":[],"wings":null}') == decode(DETOKENIZE, b'{"tokens":[]}')
+    assert decode_body(DETOKENIZE, b'{"tokens":[],"wings":null}') == decode_body(DETOKENIZE, b'{"tokens":[]}')
     with pytest.raises(FieldError, match="Expected `array`, got `null`"):
-        decode(DETOKENIZE, b'{"tokens":null}')
+        decode_body(DETOKENIZE, b'{"tokens":null}')

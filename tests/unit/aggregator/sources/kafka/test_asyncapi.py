@@ -117,7 +117,7 @@ def topic_of(message: str) -> str:
 
 def read(message: str, value: bytes, *headers: Header) -> Request:
     topic = topic_of(message)
-    taken = decode.decode(
+    taken = decode.decode_record(
         in_flight_of(value, headers, topic=topic), intakes(SETTINGS, KAFKA, "m")[topic], received_s=0.0, wall_s=0.0
     )
     assert isinstance(taken, Request), taken

@@ -13,7 +13,7 @@ import pytest
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
-from aggregator.sources.kafka.decode import Refused, decode, intakes
+from aggregator.sources.kafka.decode import Refused, decode_record, intakes
 from aggregator.sources.kafka.offsets import Header
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.replies import encode_refusal, encode_replies
@@ -48,7 +48,7 @@ OF_REPLY = {
 
 def read(value: bytes | None, headers: list[Header], topic: str = "in") -> Request | Refused:
     in_flight = in_flight_of(value, headers, topic=topic)
-    return decode(in_flight, intakes(SETTINGS, KAFKA, "small")[topic], received_s=0.0, wall_s=WALL_S)
+    return decode_record(in_flight, intakes(SETTINGS, KAFKA, "small")[topic], received_s=0.0, wall_s=WALL_S)
 
 
 def replied(value: bytes | None, headers: list[Header], topic: str = "in") -> OutgoingRecord:

@@ -21,9 +21,9 @@ from aggregator.sources.kafka.decode import (
     Fetched,
     Intake,
     Refused,
-    decode,
     decode_all,
     decode_large,
+    decode_record,
     intakes,
     origin_of,
     record_of,
@@ -53,7 +53,7 @@ def topics(*, trusts_tenant: bool = True) -> Mapping[str, Intake]:
 
 
 def read(in_flight: InFlightRecord) -> Request | Refused:
-    return decode(in_flight, topics()[in_flight.topic], received_s=RECEIVED_S, wall_s=WALL_S)
+    return decode_record(in_flight, topics()[in_flight.topic], received_s=RECEIVED_S, wall_s=WALL_S)
 
 
 def request_of(value: bytes | None, *headers: Header, topic: str = "embed.requests.v1") -> Request:
@@ -121,7 +121,7 @@ def test_plain_text_is_one_query_answered_in_json() -> None:
 def test_where_a_topic_generates_a_value_of_each_format_is_a_prompt(value: bytes, content_type: bytes) -> None:
     generating = KafkaSettings(topics=(TopicSettings(name="in", task="generate"),))
     in_flight = in_flight_of(value, [("content-type", content_type)], topic="in")
-    request = decode(in_flight, intakes(generating, KAFKA, "small")["in"], received_s=0.0, wall_s=0.0)
+    request = decode_record(in_flight, intakes(generating, KAFKA, "small")["in"], received_s=0.0, wall_s=0.0)
     assert isinstance(request, Request)
     assert list(request.inputs) == ["the sky"]
 
@@ -187,7 +187,9 @@ def test_a_malformed_expiry_is_answered_by_its_request_s_id(no_time: bytes) -> N
 )
 def test_bytes_that_are_no_request_are_answered_and_kept(value: bytes | None, content_type: bytes) -> None:
     in_flight = in_flight_of(value, [("content-type", content_type), ("ce_id", b"event-7")])
-    result = decode(in_flight, intakes(KafkaSettings(), KAFKA, "small")["embed.requests.v1"], received_s=0, wall_s=0)
+    result = decode_record(
+        in_flight, intakes(KafkaSettings(), KAFKA, "small")["embed.requests.v1"], received_s=0, wall_s=0
+    )
     assert isinstance(result, Refused)
     assert isinstance(result.error, Undecodable | InvalidRequest)
     assert result.route is not None
@@ -239,9 +241,9 @@ async def test_large_records_are_read_beside_the_event_loop_and_in_their_order(
 
     def noted(in_flight: InFlightRecord, *arguments: Any, **named: Any) -> Request | Refused:
         threads.append(threading.current_thread())
-        return decode(in_flight, *arguments, **named)
+        return decode_record(in_flight, *arguments, **named)
 
-    monkeypatch.setattr(kafka_decode, "decode", noted)
+    monkeypatch.setattr(kafka_decode, "decode_record", noted)
     long = {"requestId": "long", "inputs": [{"tokenIds": {"ids": list(range(50_000))}}]}
     plain = pb.EmbedRequest(request_id="protobuf", inputs=[pb.Input(text="a" * 50_000)])
     json_type = ("content-type", b"Application/JSON")
@@ -268,7 +270,7 @@ async def test_what_nobody_thought_of_is_named_by_its_kind_and_place_only(
     def broken(*_: Any, **__: Any) -> Request | Refused:
         raise ZeroDivisionError("the text of a query")
 
-    monkeypatch.setattr(kafka_decode, "decode", broken)
+    monkeypatch.setattr(kafka_decode, "decode_record", broken)
     in_flight = in_flight_of(QUESTION.SerializeToString(), partition=5, offset=17)
     _, [kept] = await decode_all([in_flight], topics(), received_s=RECEIVED_S, wall_s=WALL_S)
     assert (kept.in_flight, kept.request_id, kept.route, kept.dead_letter) == (in_flight, "", None, True)
@@ -283,7 +285,7 @@ def test_a_tenant_named_by_a_request_counts_only_where_callers_are_trusted_and_t
     for trusts_tenant in (True, False):
         for topic in ("embed.requests.v1", "team-b.in"):
             intake = topics(trusts_tenant=trusts_tenant)[topic]
-            request = decode(in_flight_of(claimed, topic=topic), intake, received_s=0.0, wall_s=0.0)
+            request = decode_record(in_flight_of(claimed, topic=topic), intake, received_s=0.0, wall_s=0.0)
             assert isinstance(request, Request)
             found.append(request.tenant)
     assert found == ["claimed", "team-b", "", "team-b"]

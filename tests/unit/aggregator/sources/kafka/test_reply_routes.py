@@ -10,7 +10,7 @@ import pytest
 from aggregator.errors import InvalidRequest, NotPermitted
 from aggregator.request.request import Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
-from aggregator.sources.kafka.decode import Intake, Refused, ReplyRoute, decode, intakes, origin_of
+from aggregator.sources.kafka.decode import Intake, Refused, ReplyRoute, decode_record, intakes, origin_of
 from aggregator.sources.kafka.offsets import Header
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import KAFKA
@@ -29,13 +29,13 @@ def intake() -> Intake:
 
 
 def route_of(*headers: Header) -> ReplyRoute:
-    request = decode(in_flight_of(QUESTION, headers), intake(), received_s=0, wall_s=0)
+    request = decode_record(in_flight_of(QUESTION, headers), intake(), received_s=0, wall_s=0)
     assert isinstance(request, Request), request
     return origin_of(request).route
 
 
 def refused(*headers: Header) -> Refused:
-    result = decode(in_flight_of(QUESTION, headers), intake(), received_s=0, wall_s=0)
+    result = decode_record(in_flight_of(QUESTION, headers), intake(), received_s=0, wall_s=0)
     assert isinstance(result, Refused), result
     return result
 

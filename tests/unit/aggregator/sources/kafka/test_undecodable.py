@@ -10,7 +10,7 @@ from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBat
 from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 
-from aggregator.sources.kafka.faults import Decoded, decode
+from aggregator.sources.kafka.faults import Decoded, decode_batch
 
 TP = TopicPartition("topic", 2)
 
@@ -42,7 +42,7 @@ def spoilt(data: bytes) -> bytes:
 
 def found(data: bytes, offset: int, **changes: Any) -> Decoded:
     settings: dict[str, Any] = {"log_end": 1000, "max_records": 500, **changes}
-    decoded = decode(data, TP, offset, **settings)
+    decoded = decode_batch(data, TP, offset, **settings)
     assert decoded is not None
     return decoded
 
@@ -95,8 +95,8 @@ def test_a_corrupt_batch_is_one_record_with_its_bytes_and_the_next_batch_says_wh
 def test_the_last_batch_s_own_header_is_believed_as_far_as_the_log_goes() -> None:
     bad = spoilt(batch(10, 5))
     assert found(bad, 12, log_end=15).after == 15
-    assert decode(bad, TP, 12, log_end=14, max_records=500) is None
-    assert decode(bad, TP, 15, log_end=1000, max_records=500) is None
+    assert decode_batch(bad, TP, 12, log_end=14, max_records=500) is None
+    assert decode_batch(bad, TP, 15, log_end=1000, max_records=500) is None
 
 
 @pytest.mark.parametrize(
@@ -142,4 +142,4 @@ def test_a_batch_in_an_old_format_is_read_too() -> None:
         (offset, 5, b"%d" % offset) for offset in range(3)
     ]
     assert found(spoilt(data), 0).after == 2
-    assert decode(spoilt(data)[-len(data) // 3 :], TP, 2, log_end=9, max_records=500) is None
+    assert decode_batch(spoilt(data)[-len(data) // 3 :], TP, 2, log_end=9, max_records=500) is None

@@ -107,13 +107,13 @@ def test_json_is_read_as_protobuf_is() -> None:
 )
 def test_a_message_that_holds_too_much_is_refused_before_it_is_parsed(message: pb.GenerateRequest) -> None:
     with pytest.raises(InvalidRequest, match="more than"):
-        generation.decode(message.SerializeToString())
+        generation.decode_generate(message.SerializeToString())
 
 
 def test_bytes_that_are_no_message_are_refused() -> None:
     for data in (b"\xff\xff", b"\x0a\xff" * 40_000):
         with pytest.raises(RequestError):
-            generation.decode(data)
+            generation.decode_generate(data)
 
 
 def test_an_answer_tells_usage_and_timings_at_its_end_only() -> None:
