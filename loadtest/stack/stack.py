@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -96,7 +97,8 @@ class StackPlan:
 
     `redis` is one's own, empty for one started here, None for none.
     A port of None is the usual one, or any when that is busy. `task`: the model's; by its own files when empty.
-    `servers` model servers run, with `settings` (environment variables without their prefix).
+    `servers` model servers run, with `settings` (environment variables without their prefix). `ranker`: the folder of
+    a model that ranks, on one more model server; empty for none.
     """
 
     folder: Path
@@ -111,6 +113,7 @@ class StackPlan:
     task: Literal["", "generate", "both"] = ""
     servers: int = 1
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    ranker: str = ""
 
 
 class Stack:
@@ -143,16 +146,25 @@ class Stack:
             )
             for number, (port, metrics_port) in enumerate(ports)
         ]
+        servers = [server.address for server in self.model_servers]
+        models = [{"name": self.model, "servers": servers}]
+        if plan.ranker:
+            ranker = ModelServer(
+                logs / "ranker.log", model_path=plan.ranker, settings={"MODEL__TASK": "rank"}, name="ranking server"
+            )
+            self.model_servers.append(ranker)
+            models.append({"name": ranker.model, "servers": [ranker.address]})
         self._aggregator = Aggregator(
             logs / "aggregator.log",
             kafka=kafka,
             model=self.model,
-            servers=[server.address for server in self.model_servers],
+            servers=servers,
             port=_port(plan.grpc_port, USUAL.grpc, "--grpc-port"),
             http_port=_port(plan.http_port, USUAL.http, "--http-port"),
             metrics_port=_port(plan.metrics_port, USUAL.metrics, "--metrics-port"),
             settings={
                 **({"KAFKA__TOPICS": _TOPICS[plan.task]} if plan.task else {}),
+                **({"MODELS": json.dumps(models)} if plan.ranker else {}),
                 **({"REDIS__ENABLED": "true", "REDIS__SERVERS": redis, **_REDIS_SETTINGS} if redis else {}),
             },
         )

