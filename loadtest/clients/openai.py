@@ -11,6 +11,9 @@ from dataclasses import dataclass
 import aiohttp
 import numpy as np
 
+from aggregator.errors import ungrouped
+from loadtest.clients.grpc import Seconds
+from loadtest.clients.pace import paced
 from loadtest.tally import Answer, Tally
 
 
@@ -50,3 +53,28 @@ async def run(texts: Sequence[str], tally: Tally, plan: OpenAIRun) -> None:
         async with asyncio.TaskGroup() as tasks:
             for worker in range(plan.concurrency):
                 tasks.create_task(call_on(), name=f"caller-{worker}")
+
+
+async def at_rate(url: str, model: str, texts: Sequence[str], per_s: float) -> tuple[Seconds, Seconds]:
+    """Call at a fixed rate, whether or not earlier calls are answered; seconds from the start to each, and of each.
+
+    Raises aiohttp.ClientError when one is not answered.
+    """
+    sent_s, latency_s = np.zeros(len(texts)), np.zeros(len(texts))
+    with ungrouped(aiohttp.ClientError):
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), raise_for_status=True) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
+            began_s = time.monotonic()
+
+            async def one(number: int) -> None:
+                called_s = time.monotonic()
+                wanted = {"model": model, "input": texts[number], "encoding_format": "base64"}
+                async with session.post(url, json=wanted) as response:
+                    await response.read()
+                sent_s[number], latency_s[number] = called_s - began_s, time.monotonic() - called_s
+
+            async for numbers in paced(len(texts), per_s, 1):
+                tasks.create_task(one(numbers.start))
+    return sent_s, latency_s

@@ -174,11 +174,17 @@ def output_of(
 _LISTS = Path(__file__).parents[2] / "requirements"
 
 
+def installed(name: str) -> bool:
+    """Whether the environment of `requirements/NAME.txt` is there, as it is listed."""
+    stamp, listed = Path(sys.prefix) / name / "installed", _LISTS / f"{name}.txt"
+    return stamp.is_file() and stamp.read_text(encoding="utf-8") == listed.read_text(encoding="utf-8")
+
+
 def python_of(name: str) -> Path:
     """The Python of the environment of `requirements/NAME.txt`, installed when that has changed. Raises StackError."""
     root, listed = Path(sys.prefix) / name, _LISTS / f"{name}.txt"
     python, stamp, wanted = root / "bin" / "python", root / "installed", listed.read_text(encoding="utf-8")
-    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != wanted:
+    if not installed(name):
         ERRORS.print(f"installing {len(wanted.splitlines())} packages: {name}")
         _uv("venv", "--quiet", "--allow-existing", "--python", sys.executable, str(root))
         _uv("pip", "sync", "--quiet", "--python", str(python), str(listed))

@@ -73,12 +73,16 @@ def vllm_stock(folder: Path) -> Peer:
     return Peer("vLLM's server, stock", folder / "vllm_stock.log", command, _EMBEDDINGS, {**_PATIENT, **_CACHE})
 
 
-def vllm_embeddings(folder: Path, dtype: str) -> Peer:
-    """The same with dtype, steps, and on a CPU block size, malloc and threads, as the model server has them."""
+def vllm_embeddings(folder: Path, dtype: str, *, priorities: bool = False) -> Peer:
+    """The same with dtype, steps, and on a CPU block size, malloc and threads, as the model server has them.
+
+    `priorities`: calls may name one; a lower number goes first.
+    """
     steps = GPU_STEP_TOKENS if gpu_present() else STEP_TOKENS
     told = [
         *("--model", str(tokenizer_folder()), "--served-model-name", MODEL, "--runner", "pooling", "--dtype", dtype),
         *("--max-num-batched-tokens", str(steps), "--max-num-seqs", str(steps // 3)),
+        *(("--scheduling-policy", "priority") if priorities else ()),
     ]
     return _tuned(folder, told, _EMBEDDINGS, len(os.sched_getaffinity(0)))
 

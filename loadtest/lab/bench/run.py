@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from loadtest.lab.bench import model_server
-from loadtest.lab.bench.calls import beside_backlog, front_door, live_page, one_in_flight, over_http, unary_cpu
+from loadtest.lab.bench.calls import front_door, isolation, live_page, one_in_flight, over_http, unary_cpu
 from loadtest.lab.bench.figures import RESULTS, Figure, append, table
 from loadtest.lab.bench.generation import beside_vllm, queued
 from loadtest.lab.bench.mixed import measure as mixed
@@ -34,7 +34,7 @@ BENCHES = {
     over_http.NAME: over_http.measure,
     redis_through.NAME: redis_through.measure,
     unary_cpu.NAME: unary_cpu.measure,
-    beside_backlog.NAME: beside_backlog.measure,
+    isolation.NAME: isolation.measure,
     growth.NAME: growth.measure,
     aggregator_cpu.ENCODINGS: aggregator_cpu.measure_encodings,
     live_page.NAME: live_page.measure,
@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("only", nargs="*", type=_bench, metavar="BENCH", help=f"{', '.join(BENCHES)}; all when absent")
     parser.add_argument(
         "--queries", type=positive_int, default=50_000, metavar="N", help="queries in the backlog (%(default)s)"
+    )
+    parser.add_argument(
+        "--turn-share", type=float, default=1.0, metavar="S", help="of the usual time of a turn, to try (%(default)s)"
     )
     parser.add_argument("--repeats", type=positive_int, default=3, metavar="R", help="turns of each side (%(default)s)")
     parser.add_argument("--token-budget", type=positive_int, default=2048, metavar="T", help="(%(default)s)")
@@ -70,7 +73,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """The exit code: 0, 1 in a strict run that missed a bound, 2 when something could not be measured."""
-    plan = Plan(options.data_dir, options.queries, options.repeats, options.token_budget, mixed_plan(options))
+    plan = Plan(
+        options.data_dir,
+        options.queries,
+        options.repeats,
+        options.token_budget,
+        mixed_plan(options),
+        options.turn_share,
+    )
     names: list[str] = options.only or list(BENCHES)
     figures: list[Figure] = []
     began_s = time.monotonic()

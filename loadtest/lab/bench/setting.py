@@ -32,7 +32,8 @@ from protos.embedding.v1 import embedding_pb2 as pb
 
 PARTITIONS = 8
 REQUESTS = "bench.requests"
-_BATCH_BYTES = 512 * 1024
+_BATCH_BYTES = 1_000_000
+"""A broker takes no batch of more than 1 MiB; 500 documents are some 600 kB."""
 _PER_BATCH = 500
 _LOOK_S = 0.1
 _TIMEOUT_S = 600.0
@@ -112,7 +113,7 @@ class Setting:
     ) -> None:
         """Create a request topic with this many unique queries."""
         asyncio.run(create_topics(self.bootstrap, [topic], partitions))
-        asyncio.run(fill(self.bootstrap, queries, topic, partitions, encoding))
+        asyncio.run(fill(self.bootstrap, texts(queries), topic, partitions, encoding))
 
     def replies_topic(self) -> str:
         """A new topic, and with it a new consumer group: what reads the requests starts at their beginning."""
@@ -219,22 +220,23 @@ def texts(queries: int) -> list[str]:
 
 async def fill(
     bootstrap: str,
-    queries: int,
+    inputs: Sequence[str],
     topic: str = REQUESTS,
     partitions: int = PARTITIONS,
     encoding: pb.Encoding = pb.ENCODING_FLOAT32,
 ) -> None:
-    """Put this many queries into a topic."""
+    """Put these queries into a topic."""
     async with AIOKafkaProducer(
         bootstrap_servers=bootstrap, enable_idempotence=True, max_batch_size=_BATCH_BYTES
     ) as producer:
         batch = producer.create_batch()
         flush = partial(producer.send_batch, topic=topic)
-        for number, text in enumerate(texts(queries)):
+        for number, text in enumerate(inputs):
             message = request([text], f"bench-{number}", NO_WISHES)
             message.encoding = encoding
+            message.truncate = pb.TRUNCATE_END
             batch.append(timestamp=None, key=str(number).encode(), value=message.SerializeToString())
-            if batch.record_count() == _PER_BATCH or number == queries - 1:
+            if batch.record_count() == _PER_BATCH or number == len(inputs) - 1:
                 await flush(batch, partition=number // _PER_BATCH % partitions)
                 batch = producer.create_batch()
 

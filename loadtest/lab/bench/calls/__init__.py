@@ -1,1 +1,1 @@
-"""Benchmarks of calls: beside what users run today, bare servers and a backlog, and watched on the live page."""
+"""Benchmarks of calls: beside what users run today, bare servers and documents, and watched on the live page."""
