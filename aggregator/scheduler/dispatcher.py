@@ -12,11 +12,13 @@ from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, SendReason, StepReport
 from aggregator.scheduler.replica_choice import ActiveReplicas, Pace, choose_replica
 from aggregator.scheduler.retries import ONE_TOKEN, Retries, RetryBatch, RetryPolicy
-from aggregator.scheduler.work_item import Query, WorkItem
+from aggregator.scheduler.work_item import Priority, Query, WorkItem
 
 _DOUBLES_S = 60.0
 """A hang costs a time-out and a rejoin, some ten seconds; it must stay a small share of what is done between."""
 _MOST_DOUBLINGS = 30.0
+_MOST_SHARED = 2.0
+"""Less urgent inputs make the step of interactive ones at most so many times as long."""
 _ANY = 1 << 30
 _MOST_LIMITS = 1024
 """Addresses of pods that are gone are forgotten."""
@@ -221,7 +223,9 @@ class Dispatcher:
             # No deadline estimate if a spare replica might be sooner, or if the step was sized by the deadlines.
             finish_s = None if self.replicas.has_spare or budget > replica.token_budget else choice.finish_s
             room = min(max_items, max(1, replica.seats))
-            packed = self.packer.pack(budget, now_s, max_items=room, finish_s=finish_s)
+            packed = self.packer.pack(
+                budget, now_s, max_items=room, finish_s=finish_s, shared_budget=self._shared_budget(replica, budget)
+            )
             due.late += packed.late
             if packed.items:
                 self._pace.sent(len(packed.items), now_s)
@@ -235,6 +239,11 @@ class Dispatcher:
         share_tokens = -(-self.queue.tokens // max(1, len(self.replicas.in_use)))
         tokens = replica.batch_tokens(self.queue.tokens, backlog_tokens, min(within_s, left_s), share_tokens)
         return min(tokens, self.time_outs.most_tokens(replica, now_s))
+
+    def _shared_budget(self, replica: Replica, budget: int) -> int:
+        """Tokens up to which less urgent inputs join the interactive ones that wait."""
+        urgent_tokens = min(budget, self.queue.classes[Priority.INTERACTIVE].tokens)
+        return replica.tokens_within(_MOST_SHARED * replica.step_time_s(urgent_tokens)) if urgent_tokens else budget
 
     def _batch(
         self,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from aggregator.scheduler.queue import TokenQueue
-from aggregator.scheduler.work_item import Query, WorkItem
+from aggregator.scheduler.work_item import Priority, Query, WorkItem
 
 
 @dataclass(frozen=True, slots=True)
 class PackPolicy:
     """How a batch is packed.
 
-    `lookahead`: queries examined after the first one that does not fit. `aged_share`: the share of the budget for aged
-    items.
+    `lookahead`: queries examined after the first one that does not fit. `aged_share`: the share of all packed tokens
+    that aged items may take out of turn.
     """
 
     lookahead: int = 64
@@ -42,20 +42,30 @@ class Packer:
     """Packs the batches of one queue.
 
     The query at the head that did not fit goes first into the next batch. Otherwise an aged item that did not fit goes
-    first. So neither large inputs nor aged ones starve the other.
+    first. So neither large inputs nor aged ones starve the other. Every packed token earns its share of one that is
+    aged; an aged item goes out of turn once its tokens are earned, unless its class gets its share in turn.
     """
 
     def __init__(self, queue: TokenQueue, policy: PackPolicy) -> None:
         self._queue = queue
         self._policy = policy
         self._aged_is_owed = False
+        self._earned_tokens = 0.0
 
-    def pack(self, token_budget: int, now_s: float, *, max_items: int, finish_s: float | None = None) -> PackedBatch:
+    def pack(
+        self,
+        token_budget: int,
+        now_s: float,
+        *,
+        max_items: int,
+        finish_s: float | None = None,
+        shared_budget: int | None = None,
+    ) -> PackedBatch:
         """Take items whose Σ token_count fits the budget (tokens), at most `max_items` of them.
 
         `finish_s` is the predicted end of the batch, given only if that prediction has evidence. Queries with an
         earlier deadline are refused. An item longer than the budget goes alone. At least one query leaves a queue that
-        is not empty.
+        is not empty. Less urgent items join interactive ones only up to `shared_budget` tokens (None: the budget).
         """
         assert token_budget > 0, "A replica was given no budget. This is a bug."
         assert max_items > 0, "A replica was given no room for items. This is a bug."
@@ -63,9 +73,27 @@ class Packer:
         if not self._aged_is_owed:
             self._open(packed)
         self._add_aged(packed, token_budget, now_s, max_items)
-        self._fill(packed, token_budget, max_items)
-        self._aged_is_owed = not packed.aged and self._queue.aged(now_s) is not None
+        self._fill(packed, token_budget, max_items, token_budget if shared_budget is None else shared_budget)
+        self._earn(packed, token_budget, now_s)
         return packed
+
+    def _earn(self, packed: PackedBatch, token_budget: int, now_s: float) -> None:
+        """Note what the batch's tokens earn for the next aged item, less what aged ones of its class got in it.
+
+        No more than one batch's share is saved, or that item.
+        """
+        share, aged = self._policy.aged_share, self._queue.aged(now_s)
+        earned, most = self._earned_tokens + share * packed.token_count, share * token_budget
+        if aged is not None:
+            most = max(most, aged.token_count)
+            aged_since_s = now_s - self._queue.classes[aged.priority].max_wait_s
+            earned -= sum(
+                item.token_count
+                for item in packed.items
+                if item.priority is aged.priority and item.waiters[0].enqueued_s < aged_since_s
+            )
+        self._earned_tokens = max(0.0, min(most, earned))
+        self._aged_is_owed = not packed.aged and aged is not None and aged.token_count <= self._earned_tokens
 
     def _open(self, packed: PackedBatch) -> None:
         """Begin with the query at the head of the most urgent class, if the last batch skipped it."""
@@ -75,33 +103,33 @@ class Packer:
             self._queue.take(query.item, query)
 
     def _add_aged(self, packed: PackedBatch, token_budget: int, now_s: float, max_items: int) -> None:
-        """Add aged items up to their share, and at least one: they neither starve nor fill the batch."""
-        queue = self._queue
-        share = self._policy.aged_share * token_budget
-        aged_tokens = 0
+        """Add aged items whose tokens are earned: they neither starve nor fill the batch."""
+        queue, earned = self._queue, self._earned_tokens
         while len(packed.items) < max_items and (item := queue.aged(now_s)) is not None:
-            if packed.token_count + item.token_count > token_budget:
-                if not self._aged_is_owed or packed.items:
-                    return
-            elif aged_tokens and aged_tokens + item.token_count > share:
+            if item.token_count > earned:
+                return
+            if packed.token_count + item.token_count > token_budget and (not self._aged_is_owed or packed.items):
                 return
             queue.take(item, None)
             packed.add(item)
             packed.aged = True
-            aged_tokens += item.token_count
+            earned -= item.token_count
 
-    def _fill(self, packed: PackedBatch, token_budget: int, max_items: int) -> None:
+    def _fill(self, packed: PackedBatch, token_budget: int, max_items: int, shared_budget: int) -> None:
         """Add what fits, class by class; after the first query that does not fit, examine `lookahead` more."""
         queue = self._queue
         items, token_count = packed.items, packed.token_count
         left = self._policy.lookahead + 1
         for waiting in queue.classes:
+            room = token_budget
+            if waiting is not queue.classes[Priority.INTERACTIVE] and any(map(_is_interactive, items)):
+                room = min(token_budget, shared_budget)
             skipped: list[Query] = []
-            while left and token_count < token_budget and len(items) < max_items:
+            while left and token_count < room and len(items) < max_items:
                 query = waiting.pop()
                 if query is None or (item := query.item) is None:
                     break
-                if token_count + item.token_count <= token_budget or not items:
+                if token_count + item.token_count <= room or not items:
                     queue.take(item, query)
                     items.append(item)
                     token_count += item.token_count
@@ -112,3 +140,7 @@ class Packer:
             waiting.put_back(skipped)
         packed.token_count = token_count
         packed.oversized = token_count > token_budget
+
+
+def _is_interactive(item: WorkItem) -> bool:
+    return item.priority is Priority.INTERACTIVE

@@ -237,7 +237,7 @@ class Replica:
         del share_tokens
         budget = self.token_budget
         if backlog_tokens > budget:
-            most = min(backlog_tokens, self._tokens_within(within_s))
+            most = min(backlog_tokens, self.tokens_within(within_s))
             return max(budget, self._curve.snapped(most, most))
         if self._sharing < self._policy.shared_from or not budget // 2 < queued_tokens < budget:
             return budget
@@ -336,7 +336,7 @@ class Replica:
         usual, self.largest = min(self._usual, allowed), min(self._capacity, allowed)
         self.token_budget = self._curve.snapped(usual, usual)
 
-    def _tokens_within(self, seconds: float) -> int:
+    def tokens_within(self, seconds: float) -> int:
         """The predicted number of tokens in a step of this many seconds, at most `largest`."""
         curve = self._curve
         if curve.per_token_s <= 0.0:

@@ -82,9 +82,11 @@ def test_each_reason_is_told() -> None:
     pool = Pool("a")
     pool.put(250)
     assert pool.batch().reason is SendReason.OVERSIZED
-    pool = Pool("a")
+    pool = Pool("a", "b")
     pool.put(10, Priority.BACKGROUND, at_s=NOW_S - 21.0)
-    assert pool.batch().reason is SendReason.AGED
+    for _ in range(2):
+        pool.put(100)
+    assert [batch.reason for batch in pool.due().batches] == [SendReason.FULL, SendReason.AGED]
 
 
 def test_a_dispatcher_that_drains_sends_all_it_can_and_says_so() -> None:
@@ -475,3 +477,13 @@ def test_nothing_is_stalled_where_nothing_waits_any_more() -> None:
     assert pool.dispatcher.stalled_s(NOW_S + 1.5) == pytest.approx(0.5)
     pool.due(NOW_S + 3.0)
     assert pool.dispatcher.stalled_s(NOW_S + 60.0) == 0.0
+
+
+def test_less_urgent_inputs_make_an_interactive_step_at_most_twice_as_long() -> None:
+    pool = Pool("a", token_budget=1000)
+    pool.put(10, Priority.INTERACTIVE)
+    for _ in range(100):
+        pool.put(10, Priority.BACKGROUND)
+    batch = pool.batch()
+    allowed_s = 2 * CURVE.time_s(10)
+    assert CURVE.time_s(batch.token_count) <= allowed_s < CURVE.time_s(batch.token_count + 10)
