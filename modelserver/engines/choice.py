@@ -55,7 +55,7 @@ def build(settings: ModelServerSettings, files: ModelFiles) -> Choice:
         return Choice(_synthetic(settings, files))
     core = _core(settings, files)
     threads = core.threads if core.facts.on_cpu else None
-    if settings.engine.kind == "core" or (settings.engine.kind == "auto" and not core.facts.on_cpu):
+    if settings.engine.kind == "core" or (settings.engine.kind == "auto" and files.is_causal and not core.facts.on_cpu):
         return Choice(core, threads=threads)
     choice = choose(core, lambda: _direct(core))
     if choice.fallback and settings.engine.kind == "direct":

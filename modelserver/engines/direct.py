@@ -46,7 +46,7 @@ class DirectEngine:
         # Threads of torch's own are what a second thread must not start beside the engine's on a CPU, and there the
         # copy to the device is nothing; on a GPU both belong to the preparation.
         self._builds_ahead = self._device.type != "cpu"
-        self.facts = replace(core.facts, kind="direct")
+        self.facts = replace(core.facts, kind="direct", capture_sizes=())
 
     def prepare(self, token_ids: IdArray, lengths: IdArray, second_segments: IdArray | None = None) -> DirectStep:
         """Positions, bounds and segments of the packed queries; on a GPU also the copies and the metadata."""

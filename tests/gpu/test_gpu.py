@@ -25,7 +25,7 @@ def test_on_a_gpu_the_vectors_are_those_of_sentence_transformers(monkeypatch: py
     try:
         server.connect()
         assert server.description.device.lower() not in {"cpu", "none"}
-        assert (server.description.engine, server.description.dtype) == ("core", "float16")
+        assert (server.description.engine, server.description.dtype) == ("direct", "float16")
         found = server.embed(token_ids(texts)).message
     finally:
         server.kill()

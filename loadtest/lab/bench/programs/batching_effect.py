@@ -33,7 +33,7 @@ Vectors = npt.NDArray[np.float32]
 
 def main(dtypes: Sequence[str]) -> None:
     """Measure each dtype. Without a GPU, float16 is emulated, and slow."""
-    prepare_engine_env(os.environ, local_model=True, v1_runner=needs_v1_runner("auto"))
+    prepare_engine_env(os.environ, local_model=True, v1_runner=needs_v1_runner("auto", causal=False))
     path = model_files.locate("", "")
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     tokenizer.no_padding()
