@@ -69,8 +69,8 @@ class EngineSettings(Group):
 
     kind: Literal["auto", "direct", "core", "synthetic"] = Field(
         default="auto",
-        description="auto: on a GPU core, on a CPU direct if its vectors agree with core's, else core; direct, core:"
-        " that one, or the start fails; synthetic: no model at all, for load tests",
+        description="auto: direct if its vectors agree with core's, else core, and core for causal models on a GPU;"
+        " direct, core: that one, or the start fails; synthetic: no model at all, for load tests",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",

@@ -9,7 +9,7 @@ from loadtest.lab.bench.figures import Figure
 from loadtest.lab.bench.gpu.engines import DIRECT, NO_GRAPHS, STEPS, V1, V2, Engine
 
 DIRECT_PAYS = 1.1
-"""How many times as fast as core the direct engine must be to become the default on a GPU (ADR 30)."""
+"""How many times as fast as core the direct engine must be to stay the default for encoders on a GPU (ADR 30)."""
 _LEVEL = 0.05
 _IDLE = 1.2
 """Step time over computing time of the GPU, from which the GPU waits for the host."""
@@ -36,7 +36,7 @@ def _engines(by_model: Mapping[str, Mapping[str, Engine]]) -> Iterator[str]:
             yield f"{model}: runner V2 is {ratio:.2f} × V1: {keep}"
         if DIRECT in sides:
             ratio = over(sides[DIRECT], core)
-            chosen = "make direct the default on a GPU" if ratio >= DIRECT_PAYS else "core stays the default"
+            chosen = "direct stays the default" if ratio >= DIRECT_PAYS else "make core the default on a GPU"
             yield f"{model}: direct is {ratio:.2f} × core (ADR 30 asks for {DIRECT_PAYS}): {chosen}"
         if NO_GRAPHS in sides:
             yield f"{model}: {graphs(core, sides[NO_GRAPHS])}"

@@ -114,7 +114,7 @@ def prepared(module: str) -> tuple[ModelServerSettings, ModelFiles]:
     settings = load(ModelServerSettings, ENV_PREFIX)
     logs.configure("modelserver", settings.telemetry.log_level)
     logging.getLogger("vllm").setLevel("ERROR")
-    prepare_engine_env(os.environ, local_model=True, v1_runner=needs_v1_runner(settings.engine.kind))
+    prepare_engine_env(os.environ, local_model=True, v1_runner=needs_v1_runner(settings.engine.kind, causal=True))
     make_missing(Path(settings.model.path))
     return settings, prepare(settings)
 

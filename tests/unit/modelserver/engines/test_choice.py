@@ -114,11 +114,17 @@ def test_a_step_too_large_for_the_memory_stops_the_start_with_what_to_do() -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "on_cpu", "tried"),
-    [("auto", True, True), ("auto", False, False), ("direct", False, True), ("core", True, False)],
+    ("kind", "on_cpu", "causal", "tried"),
+    [
+        ("auto", True, True, True),
+        ("auto", False, False, True),
+        ("auto", False, True, False),
+        ("direct", False, True, True),
+        ("core", True, False, False),
+    ],
 )
-def test_the_direct_engine_is_tried_on_a_cpu_and_where_it_is_asked_for(
-    kind: Literal["auto", "direct", "core"], on_cpu: bool, tried: bool, monkeypatch: pytest.MonkeyPatch
+def test_the_direct_engine_is_tried_but_for_causal_models_on_a_gpu(
+    kind: Literal["auto", "direct", "core"], on_cpu: bool, causal: bool, tried: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = StepThreads(2, lambda _: None)
     core, direct = Shifted(facts=replace(FACTS, on_cpu=on_cpu), threads=threads), Shifted()
@@ -129,7 +135,7 @@ def test_the_direct_engine_is_tried_on_a_cpu_and_where_it_is_asked_for(
     monkeypatch.setitem(sys.modules, "modelserver.engines.core", module)
     monkeypatch.setitem(sys.modules, "modelserver.engines.direct", SimpleNamespace(DirectEngine=lambda _: direct))
     settings = ModelServerSettings(engine=EngineSettings(kind=kind))
-    choice = build(settings, model_files.read(model_files.locate("", ""), ""))
+    choice = build(settings, replace(model_files.read(model_files.locate("", ""), ""), is_causal=causal))
     assert choice.engine is (direct if tried else core)
     assert choice.fallback == ""
     assert choice.threads is (threads if on_cpu else None), "a GPU's steps do not depend on the threads"
