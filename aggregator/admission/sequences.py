@@ -102,6 +102,10 @@ class _Scored(Sequences):
             message = f"{description.model} scores pairs of texts, and no text by itself"
             request.fail(Failure(Code.INVALID_ARGUMENT, message))
             return ()
+        if scoring.max_tokens_per_doc:
+            message = f"{description.model} joins pairs by a template of text: documents are cut by truncate_to alone"
+            request.fail(Failure(Code.INVALID_ARGUMENT, message, field="max_tokens_per_doc"))
+            return ()
         ends = {first: model_revision.pair_ends(first) for first in firsts}
         most, truncate = most_characters(model_revision), request.options.truncate
         wholes: list[str] = []
@@ -160,7 +164,9 @@ def _ends(
 
 def _joined(model_revision: ModelRevision, request: Request, before: bytes, after: bytes, second: bytes) -> Counted:
     """A pair within the limit, its second text cut; with a template of text, `second` is the pair already."""
-    framed = model_revision.pair_frame is not None
+    framed, most = model_revision.pair_frame is not None, _scoring(request).max_tokens_per_doc * ID_BYTES
+    if most:
+        second = second[-most:] if request.options.truncate == pb.TRUNCATE_START else second[:most]
     whole, limit = before + second + after if framed else second, _limit(model_revision, request) * ID_BYTES
     if len(whole) > limit:
         truncate = request.options.truncate

@@ -71,13 +71,15 @@ class Scoring:
     """What a request for scores asks of its inputs, which are the second texts of pairs.
 
     `firsts`: the first text of each pair; None: the input is scored by itself. `ranks`: the inputs are documents to be
-    ordered, of which `top_n` are returned (0: all), with their texts if `return_documents`.
+    ordered, of which `top_n` are returned (0: all), with their texts if `return_documents`. `max_tokens_per_doc`: those
+    that are left of a document; 0: all.
     """
 
     firsts: Sequence[str | None]
     ranks: bool = False
     top_n: int = 0
     return_documents: bool = False
+    max_tokens_per_doc: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ class RerankBody(_Body, kw_only=True, forbid_unknown_fields=True):
     top_n: _Count | None = None
     top_k: _Count | None = None
     return_documents: bool | None = None
+    max_tokens_per_doc: _Count | None = None
 
 
 class ScoreBody(_Body, kw_only=True, forbid_unknown_fields=True):
@@ -98,6 +99,7 @@ def read_rerank(
         documents=[each if isinstance(each, str) else each.text for each in asked.documents],
         top_n=asked.top_n or asked.top_k or 0,
         return_documents=(returns_documents and not is_voyage_s) if wanted is None else wanted,
+        max_tokens_per_doc=asked.max_tokens_per_doc or 0,
         **asked.fields(defaults, request_id),
     )
     return message, (RankedData if is_voyage_s else RankedResults)(asked.ignored())

@@ -121,7 +121,8 @@ def _documents(message: pb.RankRequest) -> tuple[list[str], list[Outcome | None]
     _check_count(len(documents), "documents")
     outcomes: list[Outcome | None] = [None if document else _EMPTY_DOCUMENT for document in documents]
     firsts = [message.query] * len(documents)
-    return documents, outcomes, Scoring(firsts, True, message.top_n, message.return_documents)
+    scoring = Scoring(firsts, True, message.top_n, message.return_documents, message.max_tokens_per_doc)
+    return documents, outcomes, scoring
 
 
 def _pairs(message: pb.ScoreRequest) -> tuple[list[str], list[Outcome | None], Scoring]:

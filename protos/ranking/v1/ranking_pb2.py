@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from protos.embedding.v1 import embedding_pb2 as protos_dot_embedding_dot_v1_dot_embedding__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/ranking/v1/ranking.proto\x12\nranking.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a#protos/embedding/v1/embedding.proto\"\xbd\x02\n\x0bRankRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\r\n\x05query\x18\x04 \x01(\t\x12\x11\n\tdocuments\x18\x05 \x03(\t\x12\r\n\x05top_n\x18\x06 \x01(\r\x12\x18\n\x10return_documents\x18\x07 \x01(\x08\x12(\n\x08priority\x18\x08 \x01(\x0e\x32\x16.embedding.v1.Priority\x12(\n\x08truncate\x18\t \x01(\x0e\x32\x16.embedding.v1.Truncate\x12\x13\n\x0btruncate_to\x18\n \x01(\r\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12/\n\x0b\x65xpire_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"{\n\x0eRankedDocument\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05score\x18\x02 \x01(\x02\x12\x10\n\x08\x64ocument\x18\x03 \x01(\t\x12\x13\n\x0btoken_count\x18\x04 \x01(\r\x12$\n\x06status\x18\x05 \x01(\x0b\x32\x14.embedding.v1.Status\"\xf9\x01\n\x0cRankResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12$\n\x06status\x18\x04 \x01(\x0b\x32\x14.embedding.v1.Status\x12+\n\x07results\x18\x05 \x03(\x0b\x32\x1a.ranking.v1.RankedDocument\x12&\n\x07timings\x18\x06 \x01(\x0b\x32\x15.embedding.v1.Timings\x12\x10\n\x08\x62\x61tch_id\x18\x07 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12\x10\n\x08reply_id\x18\t \x01(\t\">\n\x04Pair\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x18\n\x0bsecond_text\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0e\n\x0c_second_text\"\x94\x02\n\x0cScoreRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\x1f\n\x05pairs\x18\x04 \x03(\x0b\x32\x10.ranking.v1.Pair\x12(\n\x08priority\x18\x05 \x01(\x0e\x32\x16.embedding.v1.Priority\x12(\n\x08truncate\x18\x06 \x01(\x0e\x32\x16.embedding.v1.Truncate\x12\x13\n\x0btruncate_to\x18\x07 \x01(\r\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12/\n\x0b\x65xpire_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"S\n\x06Scores\x12\x0e\n\x06scores\x18\x01 \x03(\x02\x12\x13\n\x0btoken_count\x18\x02 \x01(\r\x12$\n\x06status\x18\x03 \x01(\x0b\x32\x14.embedding.v1.Status\"\x82\x02\n\rScoreResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12$\n\x06status\x18\x04 \x01(\x0b\x32\x14.embedding.v1.Status\x12#\n\x07results\x18\x05 \x03(\x0b\x32\x12.ranking.v1.Scores\x12&\n\x07timings\x18\x06 \x01(\x0b\x32\x15.embedding.v1.Timings\x12\x10\n\x08\x62\x61tch_id\x18\x07 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12\x10\n\x08reply_id\x18\t \x01(\t\x12\x0e\n\x06labels\x18\n \x03(\t2\x82\x01\n\x07Ranking\x12\x39\n\x04Rank\x12\x17.ranking.v1.RankRequest\x1a\x18.ranking.v1.RankResponse\x12<\n\x05Score\x12\x18.ranking.v1.ScoreRequest\x1a\x19.ranking.v1.ScoreResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/ranking/v1/ranking.proto\x12\nranking.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a#protos/embedding/v1/embedding.proto\"\xd9\x02\n\x0bRankRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\r\n\x05query\x18\x04 \x01(\t\x12\x11\n\tdocuments\x18\x05 \x03(\t\x12\r\n\x05top_n\x18\x06 \x01(\r\x12\x18\n\x10return_documents\x18\x07 \x01(\x08\x12(\n\x08priority\x18\x08 \x01(\x0e\x32\x16.embedding.v1.Priority\x12(\n\x08truncate\x18\t \x01(\x0e\x32\x16.embedding.v1.Truncate\x12\x13\n\x0btruncate_to\x18\n \x01(\r\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12/\n\x0b\x65xpire_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1a\n\x12max_tokens_per_doc\x18\r \x01(\r\"{\n\x0eRankedDocument\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05score\x18\x02 \x01(\x02\x12\x10\n\x08\x64ocument\x18\x03 \x01(\t\x12\x13\n\x0btoken_count\x18\x04 \x01(\r\x12$\n\x06status\x18\x05 \x01(\x0b\x32\x14.embedding.v1.Status\"\xf9\x01\n\x0cRankResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12$\n\x06status\x18\x04 \x01(\x0b\x32\x14.embedding.v1.Status\x12+\n\x07results\x18\x05 \x03(\x0b\x32\x1a.ranking.v1.RankedDocument\x12&\n\x07timings\x18\x06 \x01(\x0b\x32\x15.embedding.v1.Timings\x12\x10\n\x08\x62\x61tch_id\x18\x07 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12\x10\n\x08reply_id\x18\t \x01(\t\">\n\x04Pair\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x18\n\x0bsecond_text\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0e\n\x0c_second_text\"\x94\x02\n\x0cScoreRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\x1f\n\x05pairs\x18\x04 \x03(\x0b\x32\x10.ranking.v1.Pair\x12(\n\x08priority\x18\x05 \x01(\x0e\x32\x16.embedding.v1.Priority\x12(\n\x08truncate\x18\x06 \x01(\x0e\x32\x16.embedding.v1.Truncate\x12\x13\n\x0btruncate_to\x18\x07 \x01(\r\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12/\n\x0b\x65xpire_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"S\n\x06Scores\x12\x0e\n\x06scores\x18\x01 \x03(\x02\x12\x13\n\x0btoken_count\x18\x02 \x01(\r\x12$\n\x06status\x18\x03 \x01(\x0b\x32\x14.embedding.v1.Status\"\x82\x02\n\rScoreResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12$\n\x06status\x18\x04 \x01(\x0b\x32\x14.embedding.v1.Status\x12#\n\x07results\x18\x05 \x03(\x0b\x32\x12.ranking.v1.Scores\x12&\n\x07timings\x18\x06 \x01(\x0b\x32\x15.embedding.v1.Timings\x12\x10\n\x08\x62\x61tch_id\x18\x07 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12\x10\n\x08reply_id\x18\t \x01(\t\x12\x0e\n\x06labels\x18\n \x03(\t2\x82\x01\n\x07Ranking\x12\x39\n\x04Rank\x12\x17.ranking.v1.RankRequest\x1a\x18.ranking.v1.RankResponse\x12<\n\x05Score\x12\x18.ranking.v1.ScoreRequest\x1a\x19.ranking.v1.ScoreResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,19 +34,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.ranking.v1.ranking_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RANKREQUEST']._serialized_start=118
-  _globals['_RANKREQUEST']._serialized_end=435
-  _globals['_RANKEDDOCUMENT']._serialized_start=437
-  _globals['_RANKEDDOCUMENT']._serialized_end=560
-  _globals['_RANKRESPONSE']._serialized_start=563
-  _globals['_RANKRESPONSE']._serialized_end=812
-  _globals['_PAIR']._serialized_start=814
-  _globals['_PAIR']._serialized_end=876
-  _globals['_SCOREREQUEST']._serialized_start=879
-  _globals['_SCOREREQUEST']._serialized_end=1155
-  _globals['_SCORES']._serialized_start=1157
-  _globals['_SCORES']._serialized_end=1240
-  _globals['_SCORERESPONSE']._serialized_start=1243
-  _globals['_SCORERESPONSE']._serialized_end=1501
-  _globals['_RANKING']._serialized_start=1504
-  _globals['_RANKING']._serialized_end=1634
+  _globals['_RANKREQUEST']._serialized_end=463
+  _globals['_RANKEDDOCUMENT']._serialized_start=465
+  _globals['_RANKEDDOCUMENT']._serialized_end=588
+  _globals['_RANKRESPONSE']._serialized_start=591
+  _globals['_RANKRESPONSE']._serialized_end=840
+  _globals['_PAIR']._serialized_start=842
+  _globals['_PAIR']._serialized_end=904
+  _globals['_SCOREREQUEST']._serialized_start=907
+  _globals['_SCOREREQUEST']._serialized_end=1183
+  _globals['_SCORES']._serialized_start=1185
+  _globals['_SCORES']._serialized_end=1268
+  _globals['_SCORERESPONSE']._serialized_start=1271
+  _globals['_SCORERESPONSE']._serialized_end=1529
+  _globals['_RANKING']._serialized_start=1532
+  _globals['_RANKING']._serialized_end=1662
 # @@protoc_insertion_point(module_scope)

@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RankRequest(_message.Message):
-    __slots__ = ("request_id", "model", "model_revision", "query", "documents", "top_n", "return_documents", "priority", "truncate", "truncate_to", "tenant", "expire_time")
+    __slots__ = ("request_id", "model", "model_revision", "query", "documents", "top_n", "return_documents", "priority", "truncate", "truncate_to", "tenant", "expire_time", "max_tokens_per_doc")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class RankRequest(_message.Message):
     TRUNCATE_TO_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_PER_DOC_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     model_revision: str
@@ -36,7 +37,8 @@ class RankRequest(_message.Message):
     truncate_to: int
     tenant: str
     expire_time: _timestamp_pb2.Timestamp
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., query: _Optional[str] = ..., documents: _Optional[_Iterable[str]] = ..., top_n: _Optional[int] = ..., return_documents: bool = ..., priority: _Optional[_Union[_embedding_pb2.Priority, str]] = ..., truncate: _Optional[_Union[_embedding_pb2.Truncate, str]] = ..., truncate_to: _Optional[int] = ..., tenant: _Optional[str] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    max_tokens_per_doc: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., query: _Optional[str] = ..., documents: _Optional[_Iterable[str]] = ..., top_n: _Optional[int] = ..., return_documents: bool = ..., priority: _Optional[_Union[_embedding_pb2.Priority, str]] = ..., truncate: _Optional[_Union[_embedding_pb2.Truncate, str]] = ..., truncate_to: _Optional[int] = ..., tenant: _Optional[str] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., max_tokens_per_doc: _Optional[int] = ...) -> None: ...
 
 class RankedDocument(_message.Message):
     __slots__ = ("index", "score", "document", "token_count", "status")

@@ -137,6 +137,28 @@ async def test_truncate_to_shortens_further() -> None:
     assert sent(engine) == [([FIRST, 5, LAST, 100, 101, LAST], None)]
 
 
+@pytest.mark.parametrize(
+    ("truncate", "kept"),
+    [(embedding.TRUNCATE_NONE, (100, 101, 102)), (embedding.TRUNCATE_START, (147, 148, 149))],
+)
+@in_virtual_time
+async def test_each_document_is_cut_to_the_tokens_that_a_document_may_have(
+    truncate: embedding.Truncate, kept: tuple[int, ...]
+) -> None:
+    engine = new_engine()
+    async with FakedPipeline(engine).started() as faked:
+        await answered(faked, rank("5", WORDS, "7", truncate=truncate, max_tokens_per_doc=3))
+    assert sorted(sent(engine)) == [([FIRST, 5, LAST, 7, LAST], None), ([FIRST, 5, LAST, *kept, LAST], None)]
+
+
+@in_virtual_time
+async def test_a_template_of_text_refuses_a_limit_of_each_document() -> None:
+    engine = new_engine(replace(PLAIN, pair_template=PairTemplate("9 {query} 8 {document} 7")))
+    async with FakedPipeline(engine).started() as faked:
+        answer = await answered(faked, rank("5", "10", max_tokens_per_doc=3))
+    assert (answer.status.code, answer.status.field) == (Code.INVALID_ARGUMENT, "max_tokens_per_doc")
+
+
 @in_virtual_time
 async def test_a_document_too_long_fails_by_itself_unless_it_may_be_cut() -> None:
     async with FakedPipeline(new_engine()).started() as faked:
