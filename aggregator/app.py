@@ -74,8 +74,8 @@ class Aggregator:
         self._telemetry = telemetry.start(settings.telemetry, "tokenbatch-aggregator")
         self._metrics = Metrics(self._telemetry.buffer, settings.sla.latency_s, tenants=settings.tenants.rates)
         tracing = Tracing(self._telemetry.tracer, enabled=self._telemetry.traces)
-        self._workers = tuple(ThreadPoolExecutor(1, name) for name in ("tokenizer", "long-tokenizer"))
-        self._models = make_models(settings, *self._workers)
+        self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
+        self._models = make_models(settings, self._tokenizing)
         cache = TokenizerCache(
             settings.tokenizer.cache, fast=settings.tokenizer.fast, on_check=self._metrics.tokenizer_checked
         )
@@ -172,8 +172,7 @@ class Aggregator:
             for task in (start, *self._work):
                 task.cancel()
         heartbeat.stop()
-        for worker in self._workers:
-            worker.shutdown(wait=False, cancel_futures=True)
+        self._tokenizing.shutdown(wait=False, cancel_futures=True)
         self._telemetry.shutdown()
         _LOG.info("aggregator stopped")
 
@@ -272,8 +271,8 @@ def _ports(settings: AggregatorSettings) -> int:
     return sum(bool(bind) for bind in (settings.grpc.bind, settings.http.bind))
 
 
-def make_models(settings: AggregatorSettings, worker: Executor, long_worker: Executor) -> Models:
-    """The configured models with the policy of their queues; the workers tokenize."""
+def make_models(settings: AggregatorSettings, worker: Executor) -> Models:
+    """The configured models with the policy of their queues; the worker tokenizes short texts."""
     batching = settings.batching
     admission = AdmissionPolicy(batching.max_held_tokens)
     policy = DispatchPolicy(queue=QueuePolicy(coalesce=batching.coalesce))
@@ -291,7 +290,7 @@ def make_models(settings: AggregatorSettings, worker: Executor, long_worker: Exe
     goal = None if settings.sla.latency_s is None else SlaGoal(answer_s=settings.sla.latency_s)
 
     def counting(tokenizer: Tokenizer) -> Counting:
-        return Counting(tokenizer, worker, long_worker, inline_characters=INLINE_CHARACTERS)
+        return Counting(tokenizer, worker, inline_characters=INLINE_CHARACTERS)
 
     return Models(models, policy, batching.token_budget, counting, goal)
 

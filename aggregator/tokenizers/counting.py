@@ -12,6 +12,7 @@ from itertools import chain
 
 import numpy as np
 
+from aggregator.slow_lane import SLOW_LANE
 from aggregator.tokenizers.tokenizer import TokenBatch, Tokenizer
 
 MAX_CALL_CHARACTERS = 1 << 16
@@ -28,7 +29,7 @@ class _Caller:
 
 
 class Counting:
-    """Token counts off the event loop; long texts on a second thread, so that short ones do not wait for them.
+    """Token counts off the event loop; long texts in the slow lane, so that short ones do not wait for them.
 
     Work-conserving: a text that finds the tokenizer idle is tokenized at once; texts that arrive meanwhile form one
     call after it. The limits on requests in flight bound what waits here.
@@ -38,19 +39,18 @@ class Counting:
         self,
         tokenizer: Tokenizer,
         worker: Executor | None = None,
-        long_worker: Executor | None = None,
         *,
         max_call_characters: int = MAX_CALL_CHARACTERS,
         inline_characters: int = 0,
     ) -> None:
-        """`worker` runs the calls, `long_worker` those of long texts; by default, new threads.
+        """`worker` runs the calls; by default, a new thread.
 
         Texts of at most `inline_characters` together are tokenized on the caller's thread, if the tokenizer is idle.
         """
         self._tokenizer = tokenizer
         self._inline_characters = inline_characters
-        self._short = _Worker(tokenizer, worker, max_call_characters)
-        self._long = _Worker(tokenizer, long_worker, max_call_characters)
+        self._short = _Worker(tokenizer, worker or ThreadPoolExecutor(1, "tokenizer"), max_call_characters)
+        self._long = _Worker(tokenizer, SLOW_LANE, max_call_characters)
 
     async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
         """Tokenize; the order of `texts` is kept. `long`: they may take seconds."""
@@ -64,10 +64,10 @@ class Counting:
 class _Worker:
     """One call to the tokenizer at a time, with the texts of all callers that wait."""
 
-    def __init__(self, tokenizer: Tokenizer, worker: Executor | None, max_call_characters: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, worker: Executor, max_call_characters: int) -> None:
         self.running = False
         self._tokenizer = tokenizer
-        self._worker = worker or ThreadPoolExecutor(1, "tokenizer")
+        self._worker = worker
         self._max_call_characters = max_call_characters
         self._waiting: deque[_Caller] = deque()
 

@@ -7,7 +7,6 @@ import logging
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -20,6 +19,7 @@ from aggregator.errors import Code, TokenbatchError
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Defaults, Failure, Receive, Request, Source
 from aggregator.scheduler.work_item import Priority
+from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.callers import Authentication, Callers, Identity, tenant_holder
 from aggregator.sources.calls.load import Load, Room
 from aggregator.sources.calls.models import ServedModels
@@ -159,7 +159,7 @@ class CallBatcher:
 
 
 _REST = 9.0
-"""How many times as long as it worked the parser rests: it holds the interpreter's lock, which the event loop needs."""
+"""How many times as long as a message took the next one waits: parsing holds the lock that the event loop needs."""
 
 Read = Callable[[bytes, Identity], tuple[Message, Call]]
 """Decodes a message, and makes the origin of its request. Raises TokenbatchError."""
@@ -177,7 +177,6 @@ class Calls:
     load: Load
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
     wall_clock: Callable[[], float] = field(default=time.time, kw_only=True)
-    _parser: ThreadPoolExecutor = field(init=False, default_factory=lambda: ThreadPoolExecutor(1, "parser"))
     _parsing: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     _rested_s: float = field(init=False, default=-inf)
 
@@ -204,7 +203,7 @@ class Calls:
         return request
 
     async def _parse_large(self, *asked: *_Asked) -> Request:
-        """On the parser's thread, one message after another: those who send large ones wait for each other."""
+        """In the slow lane, with rests: those who send large ones wait for each other, and leave the lane to others."""
 
         def work() -> Request:
             began_s = time.thread_time()
@@ -215,7 +214,7 @@ class Calls:
 
         async with self._parsing:
             await asyncio.sleep(self._rested_s - self.clock())
-            return await asyncio.get_running_loop().run_in_executor(self._parser, work)
+            return await in_slow_lane(work)
 
     def submit(self, request: Request) -> None:
         self.batcher.add(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from operator import itemgetter
 
 import grpc
@@ -11,6 +12,7 @@ from aggregator.observability.metrics import Limit
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Failure, Request
 from aggregator.request.vector import Vector
+from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.calls import call_of
 from aggregator.sources.calls.load import Holders
 from aggregator.sources.calls.models import ServedModels
@@ -34,7 +36,7 @@ async def answer(calls: GrpcCalls, request: Request) -> bytes | Failure:
     if not is_large(request):
         encoded = encode(request, request.request_id, calls.clock(), as_json=False)
     else:
-        encoded = await asyncio.to_thread(encode, request, request.request_id, calls.clock(), as_json=False)
+        encoded = await in_slow_lane(partial(encode, request, request.request_id, calls.clock(), as_json=False))
     room = call_of(request).room
     if len(encoded) > room.size_bytes:  # from now on this is what it holds
         room.charge(len(encoded) - room.size_bytes)

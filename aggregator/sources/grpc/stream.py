@@ -13,6 +13,7 @@ from typing_extensions import override
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Request
 from aggregator.request.vector import vector_bytes
+from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, call_of, failure_of
 from aggregator.sources.calls.load import Room
@@ -106,7 +107,7 @@ class Stream:
 
     async def _write(self, answer: Request | bytes, room: Room | None, context: Context) -> None:
         """Write an answer, which counts until gRPC has taken it: gRPC's own buffers are small."""
-        await context.write(await asyncio.to_thread(_written, answer) if isinstance(answer, Request) else answer)
+        await context.write(await in_slow_lane(partial(_written, answer)) if isinstance(answer, Request) else answer)
         self._unanswered -= 1
         if room is not None:
             self._unanswered_bytes -= room.size_bytes

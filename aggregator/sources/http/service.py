@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -15,6 +14,7 @@ from aggregator.errors import Code, ModelUnavailable, TokenbatchError
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Defaults, Request
 from aggregator.scheduler.work_item import Task
+from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, GenerationCall, call_of
 from aggregator.sources.calls.load import Room
@@ -194,7 +194,7 @@ class OpenAIService:
             exchange.fail(error)
 
     async def _encode(self, exchange: Exchange, answer: Answer, request: Request) -> None:
-        exchange.answer(200, await asyncio.to_thread(answer.write, request), answer.headers(request))
+        exchange.answer(200, await in_slow_lane(partial(answer.write, request)), answer.headers(request))
 
     def _generate(self, read: ReadGeneration, exchange: Exchange) -> None:
         exchange.run(self._write_generation(read, exchange))

@@ -18,10 +18,12 @@ from aggregator.errors import InvalidRequest, NotPermitted, RequestError, Undeco
 from aggregator.request.request import Defaults, Request, Source
 from aggregator.scheduler.work_item import Task
 from aggregator.settings.aggregator import KafkaSettings
+from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.kafka import cloud_events
 from aggregator.sources.kafka.offsets import Header, InFlightRecord
 from aggregator.sources.wire.values import (
     JSON,
+    LARGE_BYTES,
     MAX_BYTES,
     PROTOBUF,
     TASKS,
@@ -54,10 +56,6 @@ _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 _REPLY_ID_LENGTH = 32
 _SLICE_RECORDS = 100
-LARGE_BYTES = 16 * 1024
-"""Values from this size on are decoded outside the event loop: JSON takes 20 us a record, and more for each KiB."""
-_SLICE_BYTES = 16 * 1024
-"""Decoded without a pause, in two milliseconds: JSON takes 20 us a record, and 140 us for a KiB of token ids."""
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that takes four times as long to make
@@ -162,7 +160,7 @@ async def decode_all(
     decoded: list[Request | Refused] = []
     slice_records = slice_bytes = 0
     for in_flight in in_flight_records:
-        if slice_records >= _SLICE_RECORDS or slice_bytes >= _SLICE_BYTES:
+        if slice_records >= _SLICE_RECORDS or slice_bytes >= LARGE_BYTES:
             await asyncio.sleep(0)
             slice_records = slice_bytes = 0
         slice_records += 1
@@ -177,7 +175,7 @@ async def decode_large(
     def work() -> list[Request | Refused]:
         return [_decode_any(each.in_flight, intakes, each.received_s, each.wall_s) for each in fetched]
 
-    return _split(await asyncio.to_thread(work))
+    return _split(await in_slow_lane(work))
 
 
 def _split(decoded: Sequence[Request | Refused]) -> tuple[list[Request], list[Refused]]:

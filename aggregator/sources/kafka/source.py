@@ -17,7 +17,6 @@ from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import prepare_topics
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.decode import (
-    LARGE_BYTES,
     Fetched,
     LargeRecords,
     decode_all,
@@ -29,6 +28,7 @@ from aggregator.sources.kafka.decode import (
 from aggregator.sources.kafka.offsets import InFlightRecord
 from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.sources.kafka.replies import DeadLetters, Deltas, Outcomes
+from aggregator.sources.wire.values import LARGE_BYTES
 
 _CLOCKS_AGREE_S = 5.0  # with NTP clocks differ by milliseconds; a record further in the future is by a wrong clock
 

@@ -10,17 +10,17 @@ from math import inf
 from typing import Any
 
 from aggregator.request.request import Request
+from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.redis.codec import MAX_OTHER_BYTES, Answer, Command, Entry, Intake, decode_entry
 from aggregator.sources.redis.connection import TRANSIENT, Server, create_group
 from aggregator.sources.redis.scripts import CLAIM, LEAVE, TAKE_OVER
-from aggregator.sources.wire.values import MAX_BYTES
+from aggregator.sources.wire.values import LARGE_BYTES, MAX_BYTES
 
 _LIMITS = (128, MAX_BYTES, MAX_OTHER_BYTES, 1024 * 1024)
 """Entries, bytes of a value, of an entry's other fields and of all, of one claim.
 
 Redis serves nobody else for half a millisecond.
 """
-_LARGE_BYTES = 16 * 1024
 _WAIT_S, _RETRY_S = 1.0, 0.5
 
 
@@ -125,8 +125,8 @@ class Stream:
         def work() -> list[Request | Answer]:
             return [decode_entry(each, received_s=now_s, wall_s=wall_s) for each in entries]
 
-        large = any(len(each.fields.get(b"value", b"")) >= _LARGE_BYTES for each in entries)
-        return await asyncio.to_thread(work) if large else work()
+        large = any(len(each.fields.get(b"value", b"")) >= LARGE_BYTES for each in entries)
+        return await in_slow_lane(work) if large else work()
 
     async def _mend(self, error: Exception) -> None:
         """Wait; make the group again if its stream was deleted."""
