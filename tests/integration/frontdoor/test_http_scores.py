@@ -109,7 +109,6 @@ async def test_a_text_gets_its_classes() -> None:
         ("/rerank", {"query": "a", "documents": ["a", {"image": "b"}]}, "documents[1].image"),
         ("/rerank", {"query": "a", "documents": ["a"], "top_n": 0}, "top_n"),
         ("/rerank", {"query": "a", "documents": ["a"], "top_n": 1, "top_k": 1}, "top_k"),
-        ("/rerank", {"query": "a", "documents": ["a"], "max_tokens_per_doc": 5}, "max_tokens_per_doc"),
         ("/v1/rerank", {"query": "a", "documents": ["a", "b " * 100], "truncation": False}, "documents[1]"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["a"]}, "text_2"),
         ("/score", {"text_1": "a", "text_2": []}, "text_2"),
