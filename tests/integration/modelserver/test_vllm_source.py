@@ -74,6 +74,13 @@ def test_every_name_that_is_imported_is_in_the_source(source: Path) -> None:
     assert missing == []
 
 
+def test_every_argument_of_the_engine_is_in_the_source(source: Path) -> None:
+    given = set(_engine_arguments())
+    assert {"model", "block_size", "runner", "max_num_seqs", "cudagraph_capture_sizes", "max_lora_rank"} <= given
+    arguments = _owner(source, "vllm.engine.arg_utils.EngineArgs")
+    assert [name for name in sorted(given) if not _has(arguments, name)] == []
+
+
 def test_a_name_that_is_gone_and_a_parameter_that_is_gone_are_missed(source: Path) -> None:
     core = _owner(source, "vllm.v1.engine.core.EngineCore")
     assert _has(core, "abort_requests(request_ids)")
@@ -116,6 +123,26 @@ def _imports() -> Iterator[tuple[str, str]]:
         for node in ast.walk(_parsed(file)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "vllm":
                 yield from ((node.module or "", name.name) for name in node.names)
+
+
+MAKE_ENGINES = frozenset({"_engine_config", "_graphs", "engine_config", "load"})
+"""Functions whose mappings are of arguments, but for those inside others."""
+
+
+def _engine_arguments() -> Iterator[str]:
+    """The names that `EngineArgs` is given: keywords of the functions that pass them on, and keys of mappings."""
+    for file in ("core.py", "vllm_generator.py"):
+        for function in _parsed(ENGINES / file).body:
+            made = isinstance(function, ast.FunctionDef) and function.name in MAKE_ENGINES
+            nodes = list(ast.walk(function))
+            inner = {id(value) for node in nodes if isinstance(node, ast.Dict) for value in node.values}
+            for node in nodes:
+                if isinstance(node, ast.Call) and ast.unparse(node.func) in {"engine_core", "_engine_config"}:
+                    yield from (each.arg for each in node.keywords if each.arg is not None)
+                elif made and isinstance(node, ast.Dict) and id(node) not in inner:
+                    yield from (ast.literal_eval(each) for each in node.keys if isinstance(each, ast.Constant))
+                elif made and isinstance(node, ast.Subscript) and ast.unparse(node.value) == "common":
+                    yield ast.literal_eval(node.slice)
 
 
 def _offers(source: Path, module: str, name: str) -> bool:
