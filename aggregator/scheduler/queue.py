@@ -24,13 +24,14 @@ class QueuePolicy:
 
 
 class _Flow:
-    """One tenant's queries: those with a deadline by deadline, then the rest by arrival."""
+    """One tenant's queries: those with a deadline by deadline, then the rest by arrival. `head`: of its valid head."""
 
-    __slots__ = ("dated", "finish", "tenant", "undated")
+    __slots__ = ("dated", "finish", "head", "tenant", "undated")
 
     def __init__(self, tenant: str, finish: int) -> None:
         self.tenant = tenant
         self.finish = finish
+        self.head = 0
         self.dated: list[ByDeadline] = []
         self.undated: deque[Query] = deque()
 
@@ -44,7 +45,7 @@ class FairQueue:
     """
 
     def __init__(self) -> None:
-        # Each flow has one head: (start tag of its next query, order, flow). Tags count tokens.
+        # Each flow has one valid head: (start tag of its next query, order, flow). Tags count tokens.
         self._flows: dict[str, _Flow] = {}
         self._heads: list[tuple[int, int, _Flow]] = []
         self._virtual_time = 0
@@ -71,6 +72,9 @@ class FairQueue:
         heads = self._heads
         while heads:
             start, order, flow = heads[0]
+            if order != flow.head:  # another head took its place when queries were put back
+                heappop(heads)
+                continue
             if flow.finish > start:  # charged since then: its turn comes later
                 heapreplace(heads, (flow.finish, order, flow))
                 continue
@@ -79,15 +83,36 @@ class FairQueue:
                 query = heappop(dated)[2] if dated else undated.popleft()
                 item = query.item
                 if item is not None and item.queued:
-                    self._virtual_time = start
-                    self._order = order = self._order + 1
+                    self._virtual_time = query.start_tag = start
+                    self._order = flow.head = self._order + 1
                     flow.finish = finish = start + item.token_count
-                    heapreplace(heads, (finish, order, flow))
+                    heapreplace(heads, (finish, flow.head, flow))
                     return query
             heappop(heads)
             del self._flows[flow.tenant]
         self._virtual_time = 0
         return None
+
+    def put_back(self, queries: Sequence[Query]) -> None:
+        """Return the queries that were popped last, in their order: their tenants are where they were before."""
+        touched: dict[_Flow, None] = {}
+        for query in reversed(queries):
+            if (item := query.item) is None:
+                continue
+            if (flow := self._flows.get(query.tenant)) is None:
+                flow = self._open(query.tenant)
+                flow.finish = query.start_tag + item.token_count
+            flow.finish -= item.token_count
+            touched[flow] = None
+            if query.deadline_s == inf:
+                flow.undated.appendleft(query)
+            else:
+                self._order += 1
+                heappush(flow.dated, (query.deadline_s, -self._order, query))
+            self._virtual_time = query.start_tag
+        for flow in touched:
+            self._order = flow.head = self._order + 1
+            heappush(self._heads, (flow.finish, flow.head, flow))
 
     def drop_invalid(self) -> None:
         """Drop queries that no longer wait, and tenants without queries that are not ahead of the virtual time."""
@@ -96,20 +121,22 @@ class FairQueue:
             heapify(flow.dated)
             flow.undated = deque(query for query in flow.undated if query.waits)
         self._heads = [
-            head for head in self._heads if head[2].dated or head[2].undated or head[2].finish > self._virtual_time
+            head
+            for head in self._heads
+            if head[1] == head[2].head and (head[2].dated or head[2].undated or head[2].finish > self._virtual_time)
         ]
         heapify(self._heads)
         self._flows = {flow.tenant: flow for _, _, flow in self._heads}
 
     def _open(self, tenant: str) -> _Flow:
         flow = self._flows[tenant] = _Flow(tenant, self._virtual_time)
-        self._order += 1
-        heappush(self._heads, (self._virtual_time, self._order, flow))
+        self._order = flow.head = self._order + 1
+        heappush(self._heads, (self._virtual_time, flow.head, flow))
         return flow
 
 
 class PriorityQueue:
-    """One priority class: queries that an earlier batch skipped come first, then the fair order.
+    """One priority class: a query that an earlier batch skipped comes first, then the fair order.
 
     `tokens` and `items` count the items whose most urgent waiter is of this class.
     """
@@ -141,8 +168,12 @@ class PriorityQueue:
         return None
 
     def put_back(self, queries: Sequence[Query]) -> None:
-        """Return queries that were popped and not taken; the next batch begins with them, in the same order."""
-        self._skipped.extendleft(reversed(queries))
+        """Return queries that were popped and not taken: the next batch begins with the first, the rest wait in turn.
+
+        Were all of them first, a tenant with many queries would get ahead of others by those that did not fit.
+        """
+        self._skipped.extendleft(queries[:1])
+        self.fair.put_back(queries[1:])
 
     def arrivals(self) -> Iterator[Query]:
         return (query for query in self._arrivals if query.waits)

@@ -26,7 +26,7 @@ class Task(StrEnum):
 class Query:
     """One input of a request (`owner`) that waits for its vector: what `item` computes, None before and afterwards.
 
-    Times are monotonic seconds; a deadline of `inf` means none.
+    Times are monotonic seconds; a deadline of `inf` means none. `start_tag`: of its turn among tenants, if it had one.
     """
 
     owner: object
@@ -36,6 +36,7 @@ class Query:
     enqueued_s: float
     deadline_s: float
     item: WorkItem | None = None
+    start_tag: int = 0
 
     @property
     def done(self) -> bool:

@@ -100,6 +100,21 @@ def test_several_that_were_passed_over_keep_their_order() -> None:
     assert sizes(pack(packer)) == [60, 40]
 
 
+def test_no_more_than_one_of_those_that_were_passed_over_goes_before_another_tenant() -> None:
+    put, packer = filled([60] * 20)
+    assert sizes(pack(packer)) == [60]
+    put(61, tenant="another")
+    assert [sizes(pack(packer)) for _ in range(3)] == [[60], [60], [61]]
+
+
+def test_tenants_keep_their_turns_when_queries_of_theirs_are_passed_over() -> None:
+    put, packer = filled([])
+    for _ in range(12):
+        put(60, tenant="one")
+        put(61, tenant="another")
+    assert [sizes(pack(packer)) for _ in range(24)] == [[60], [61]] * 12
+
+
 def test_a_batch_of_as_many_entries_as_a_server_takes_ends_there() -> None:
     put, packer = filled([10] * 5)
     put(10, BACKGROUND)
