@@ -37,7 +37,7 @@ _QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-_EMBEDDINGS, _COMPLETIONS = "/v1/embeddings", "/v1/completions"
+_EMBEDDINGS, _COMPLETIONS, _RERANK = "/v1/embeddings", "/v1/completions", "/rerank"
 _BATCH = 32
 _FASTAPI_SERVER = Path(__file__).parent / "programs" / "fastapi_server.py"
 
@@ -85,6 +85,15 @@ def vllm_embeddings(folder: Path, dtype: str, *, priorities: bool = False) -> Pe
         *(("--scheduling-policy", "priority") if priorities else ()),
     ]
     return _tuned(folder, told, _EMBEDDINGS, len(os.sched_getaffinity(0)))
+
+
+def vllm_ranker(folder: Path, model: Path, name: str, dtype: str) -> Peer:
+    """The same with a model that scores pairs."""
+    told = [
+        *("--model", str(model), "--served-model-name", name, "--runner", "pooling", "--dtype", dtype),
+        *("--max-num-batched-tokens", str(STEP_TOKENS), "--max-num-seqs", str(STEP_TOKENS // 3)),
+    ]
+    return _tuned(folder, told, _RERANK, len(os.sched_getaffinity(0)))
 
 
 def vllm_texts(folder: Path, model: Path, dtype: str, threads: int) -> Peer:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from loadtest.lab.bench import model_server
-from loadtest.lab.bench.calls import front_door, isolation, live_page, one_in_flight, over_http, unary_cpu
+from loadtest.lab.bench.calls import front_door, isolation, live_page, one_in_flight, over_http, rerank, unary_cpu
 from loadtest.lab.bench.figures import RESULTS, Figure, append, table
 from loadtest.lab.bench.generation import beside_vllm, queued
 from loadtest.lab.bench.mixed import measure as mixed
@@ -35,6 +35,7 @@ BENCHES = {
     redis_through.NAME: redis_through.measure,
     unary_cpu.NAME: unary_cpu.measure,
     isolation.NAME: isolation.measure,
+    rerank.NAME: rerank.measure,
     growth.NAME: growth.measure,
     aggregator_cpu.ENCODINGS: aggregator_cpu.measure_encodings,
     live_page.NAME: live_page.measure,
