@@ -97,12 +97,11 @@ class FairQueue:
         """Return the queries that were popped last, in their order: their tenants are where they were before."""
         touched: dict[_Flow, None] = {}
         for query in reversed(queries):
-            if (item := query.item) is None:
-                continue
+            token_count = query.item.token_count if query.item is not None else 0
             if (flow := self._flows.get(query.tenant)) is None:
                 flow = self._open(query.tenant)
-                flow.finish = query.start_tag + item.token_count
-            flow.finish -= item.token_count
+                flow.finish = query.start_tag + token_count
+            flow.finish -= token_count
             touched[flow] = None
             if query.deadline_s == inf:
                 flow.undated.appendleft(query)
