@@ -53,24 +53,12 @@ LAB = (
         "measure on a GPU what was designed without one, and decide",
         calls=True,
     ),
-    Command(
-        "validate",
-        "loadtest.lab.validate.command",
-        "compare the simulator with the running system, on this machine",
-        calls=True,
-    ),
-    Command("report", "loadtest.lab.report.command", "simulate, and write a page with plots and tables"),
     Command("sweep", "loadtest.lab.sweep", "find the best setting of each policy in each case, and compare"),
     Command("ablate", "loadtest.lab.ablation", "measure each mechanism of the scheduler by switching it off"),
     Command(
         "generate",
         "loadtest.lab.generation.command",
         "simulate an engine that generates, under memory and latency limits",
-    ),
-    Command(
-        "mixed",
-        "loadtest.lab.mixed.command",
-        "simulate servers that embed and generate in the same steps, beside split ones",
     ),
 )
 """Of those who work on tokenbatch itself; users' commands are listed before them, and need none of their code."""

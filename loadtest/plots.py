@@ -1,18 +1,43 @@
-"""Draw a plot as an SVG that takes its ink from the page around it, or stands alone, in light and in dark."""
+"""Draw plots as an SVG file, in light and in dark."""
 
 from __future__ import annotations
 
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
-from loadtest.section import Plot
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line of a plot: its name and points; `steps` draws it as a staircase."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    steps: bool = False
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Lines, or bars where `bars` is set, over one pair of axes.
+
+    `x_names` stand below x of 0, 1, 2 and so on instead of numbers.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    bars: bool = False
+    from_zero: bool = False
+    x_names: Sequence[str] = ()
+
 
 _INK, _FAINT = "#010203", "#040506"
 """Stand-ins, replaced by the page's own colours."""
@@ -46,18 +71,13 @@ _ALONE = (
 )
 
 
-def draw_alone(plot: Plot, name: str) -> str:
-    """The plot as an SVG file, which no page gives its ink."""
-    return _alone(draw(plot, name))
-
-
 def draw(plot: Plot, name: str) -> str:
-    """The plot as SVG; `name` keeps its ids apart from those of others on the page."""
-    return _drawn([plot], name, 3.6)
+    """The plot as an SVG file; `name` keeps its ids apart from those of others on a page."""
+    return _alone(_drawn([plot], name, 3.6))
 
 
 def draw_column(plots: Sequence[Plot], name: str) -> str:
-    """Plots one above the other over one x axis, as an SVG file, which no page gives its ink."""
+    """Plots one above the other over one x axis, as an SVG file."""
     return _alone(_drawn(plots, name, 1.7 * len(plots)))
 
 
@@ -86,19 +106,10 @@ def _fill(axes: Axes, plot: Plot) -> None:
     axes.set_title(plot.title, fontsize=10, loc="left")
     axes.set_ylabel(plot.y_label)
     _bars(axes, plot) if plot.bars else _lines(axes, plot)
-    if plot.log_y:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    if plot.limit is not None:
-        axes.axhline(plot.limit[1], color=_INK, linewidth=1, linestyle=":", label=plot.limit[0])
     if plot.from_zero:
         axes.set_ylim(bottom=0)
     if plot.x_names:
         axes.set_xticks(range(len(plot.x_names)), plot.x_names, rotation=30, ha="right", fontsize=8)
-    if plot.y_max is not None:
-        axes.set_ylim(0 if not plot.log_y else None, plot.y_max)
 
 
 def _name(axes: Axes, figure: Figure, *, alone: bool, bars: bool) -> None:
@@ -119,13 +130,12 @@ def _lines(axes: Axes, plot: Plot) -> None:
     for number, series in enumerate(plot.series):
         xs = [x for x, _ in series.points]
         ys = [y for _, y in series.points]
-        look = number if series.look is None else series.look
         axes.plot(
             xs,
             ys,
             label=series.name,
-            color=COLOURS[look % len(COLOURS)],
-            marker=_MARKS[look % len(_MARKS)] if len(xs) < _MARKED and not series.steps else None,
+            color=COLOURS[number % len(COLOURS)],
+            marker=_MARKS[number % len(_MARKS)] if len(xs) < _MARKED and not series.steps else None,
             markersize=4,
             linewidth=1.5,
             linestyle="--" if series.dashed else "-",
@@ -144,7 +154,7 @@ def _bars(axes: Axes, plot: Plot) -> None:
             [y for _, y in series.points],
             width=step * width,
             label=series.name,
-            color=COLOURS[(number if series.look is None else series.look) % len(COLOURS)],
+            color=COLOURS[number % len(COLOURS)],
         )
 
 

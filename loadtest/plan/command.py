@@ -18,9 +18,8 @@ from aggregator.replicas.pool import describe
 from loadtest.options import fail, positive, positive_int
 from loadtest.plan.arrivals_file import Recorded, read
 from loadtest.plan.chart import scaling
-from loadtest.plots import draw_column
+from loadtest.plots import Plot, Series, draw_column
 from loadtest.screen import OUTPUT, plain_table, wide
-from loadtest.section import Plot, Series
 from loadtest.simulate.clock import find
 from loadtest.simulate.load import Drawn, Replayed
 from loadtest.simulate.outcome import Outcome

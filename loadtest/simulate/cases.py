@@ -10,12 +10,12 @@ from aggregator.scheduler.work_item import Priority
 from loadtest.simulate.clock import find
 from loadtest.simulate.load import Bursts, Day, Lengths, QueryKind, Replay, Steady, Steps
 from loadtest.simulate.scaling import Autoscale, HpaPolicy
-from loadtest.simulate.scenario import Fault, FaultKind, Scenario, Work
+from loadtest.simulate.scenario import Fault, FaultKind, Scenario
 from protos.modelserver.v1.curve import Curve
 
 MIXED = Lengths(documents=0.1)
 SKEWED = Lengths(QueryKind.LOGNORMAL)
-_BATCH_COSTS = Work(step_s=0.004)
+_STEP_OVERHEAD_S = 0.004
 """What a batch costs a server on two processors besides its step, which no other batch's step hides."""
 
 
@@ -50,11 +50,14 @@ def case(name: str, *, curve: str = "a100-like", seconds: float = 20.0) -> Scena
             arrivals=Steady(0.05 * one),
             deadline_s=inf,
             backlog=round(1.5 * seconds * one),
-            work=_BATCH_COSTS,
+            step_overhead_s=_STEP_OVERHEAD_S,
             priority=Priority.DEFAULT,
         ),
         "beside-backlog": replace(
-            base, arrivals=Steady(0.2 * one), backlog=round(1.5 * seconds * one), work=_BATCH_COSTS
+            base,
+            arrivals=Steady(0.2 * one),
+            backlog=round(1.5 * seconds * one),
+            step_overhead_s=_STEP_OVERHEAD_S,
         ),
     }
     return cases[name]

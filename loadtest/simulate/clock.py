@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from heapq import heappop, heappush
 from importlib import resources
 from math import inf
@@ -46,24 +46,20 @@ class Clock:
 class Noise:
     """Random factors and delays, drawn in blocks because one at a time is slow."""
 
-    __slots__ = ("_delays", "_factors", "_rng", "_sigma", "_step_times")
+    __slots__ = ("_delays", "_factors", "_rng", "_sigma")
 
-    def __init__(self, rng: np.random.Generator, sigma: float, step_times: StepTimes | None = None) -> None:
-        """`sigma`: standard deviation of a step's time, as a share (lognormal, of median 1); none with `step_times`."""
+    def __init__(self, rng: np.random.Generator, sigma: float) -> None:
+        """`sigma`: standard deviation of a step's time, as a share (lognormal, of median 1)."""
         self._rng = rng
         self._sigma = sigma
-        self._step_times = step_times
         self._factors: list[float] = []
         self._delays: list[float] = []
 
-    def factor(self, tokens: int) -> float:
-        """The factor for the time of a step of this many tokens."""
-        known = self._step_times
+    def factor(self) -> float:
+        """The factor for the time of a step."""
         if not self._factors:
-            drawn = np.exp(self._sigma * self._rng.standard_normal(_BLOCK)).tolist()
-            self._factors = drawn if known is None else list(known.factors[::-1])
-        factor = self._factors.pop()
-        return factor if known is None else factor * known.usual_factor(tokens)
+            self._factors = np.exp(self._sigma * self._rng.standard_normal(_BLOCK)).tolist()
+        return self._factors.pop()
 
     def delay(self) -> float:
         """One way through the network, of mean 1: at least half of that, with an exponential tail."""
@@ -120,41 +116,4 @@ def slower(curve: Curve, factor: float) -> Curve:
         floor_s=curve.floor_s * factor,
         fixed_s=curve.fixed_s * factor,
         per_token_s=curve.per_token_s * factor,
-    )
-
-
-_CLASSES, _LEAST = 8, 10
-"""Of sizes, and the steps that a class needs: of fewer, all are one."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """How long steps took in times of what a curve says: those of about `tokens[i]` tokens usually `usual[i]`.
-
-    `factors`: in the order of the steps, what each took of the usual for its size; they are taken over and over.
-    """
-
-    tokens: tuple[float, ...]
-    usual: tuple[float, ...]
-    factors: tuple[float, ...]
-
-    def usual_factor(self, tokens: int) -> float:
-        """For a step of this many tokens; between sizes along a line, beyond them as at the last."""
-        return float(np.interp(tokens, self.tokens, self.usual))
-
-
-def step_times(steps: Sequence[tuple[int, float]], curve: Curve) -> StepTimes:
-    """From the tokens and seconds of steps in their order. Raises ValueError without any.
-
-    They are put in eight classes of as many steps, by size; the usual factor of a class is its median.
-    """
-    if not steps:
-        raise ValueError("no steps to take times from")
-    tokens = np.array([size for size, _ in steps], np.float64)
-    factors = np.array([duration_s / curve.time_s(size) for size, duration_s in steps])
-    classes = np.array_split(np.argsort(tokens, kind="stable"), max(1, min(_CLASSES, len(steps) // _LEAST)))
-    sizes = np.array([tokens[members].mean() for members in classes])
-    usual = np.array([np.median(factors[members]) for members in classes])
-    return StepTimes(
-        tuple(sizes.tolist()), tuple(usual.tolist()), tuple((factors / np.interp(tokens, sizes, usual)).tolist())
     )

@@ -149,7 +149,7 @@ class Pod:
             self.waiting = [batch for batch in self.waiting if batch not in step]
         self.running = step
         tokens = sum(batch.token_count for batch in step)
-        duration_s = self.slowness * self.engine.curve.time_s(tokens) * self.noise.factor(tokens)
+        duration_s = self.slowness * self.engine.curve.time_s(tokens) * self.noise.factor()
         began_s = self.clock.now_s + self.engine.overhead_s
         self.clock.at(began_s + duration_s, self._end, (step, tokens, began_s, began_s - self.idle_since_s))
 

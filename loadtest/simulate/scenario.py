@@ -8,7 +8,6 @@ from math import inf
 
 from aggregator.scheduler.budget.controller import BudgetController, SlaGoal
 from aggregator.scheduler.work_item import Priority
-from loadtest.simulate.clock import StepTimes
 from loadtest.simulate.core_aggregator import CoreAggregator, Mechanism
 from loadtest.simulate.load import Arrivals, Lengths
 from loadtest.simulate.model_servers import Aggregator, Engine
@@ -16,31 +15,6 @@ from loadtest.simulate.paper_sla import PaperBudgetController
 from loadtest.simulate.plain_aggregator import Closing, PlainAggregator
 from loadtest.simulate.scaling import Autoscale
 from protos.modelserver.v1.curve import Curve
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Processor seconds of an aggregator, and of callers on the same core: half before the engine, half after it.
-
-    `call_s` of a query's caller, `query_s` of each query, `batch_s` of each batch; `step_s` of each engine step is the
-    model server's own, on the engine's core, beside the step itself. A batch's queries are answered before callers
-    read any. All 0: nothing waits for a core, as where there are enough of them.
-    """
-
-    call_s: float = 0.0
-    query_s: float = 0.0
-    batch_s: float = 0.0
-    step_s: float = 0.0
-
-    def __str__(self) -> str:
-        """In milliseconds."""
-        each = (("call", self.call_s), ("query", self.query_s), ("batch", self.batch_s), ("step", self.step_s))
-        return "a core for " + ", ".join(f"{1e3 * work_s:.2f} ms a {what}" for what, work_s in each)
-
-    @property
-    def waits(self) -> bool:
-        """Whether an aggregator's core can be busy at all."""
-        return self.call_s > 0.0 or self.query_s > 0.0 or self.batch_s > 0.0
 
 
 class FaultKind(StrEnum):
@@ -67,9 +41,9 @@ class Scenario:
     """One case. Latency is counted from arrival to answer; `deadline_s` is how long a caller waits.
 
     `intake_s`: receiving, counting tokens; `network_s`: mean of one way to a pod; `complete_s`: answering;
-    `work`: what of all that keeps a core busy besides. `noise`: how far steps of as many tokens scatter, as a share;
-    with `step_times` they scatter as steps did elsewhere instead. `backlog`: queries of the default class without
-    deadline that wait at each aggregator from the start; `priority` is the class of those that arrive.
+    `step_overhead_s`: of a model server, beside each step; `noise`: how far steps of as many tokens scatter, as a
+    share. `backlog`: queries of the default class without deadline that wait at each aggregator from the start;
+    `priority` is the class of those that arrive.
     `calm_share`: of the stretches in which the pods have little to do, how many are simulated and stand for the rest.
     """
 
@@ -85,9 +59,8 @@ class Scenario:
     intake_s: float = 0.001
     network_s: float = 0.0005
     complete_s: float = 0.001
-    work: Work = field(default_factory=Work)
+    step_overhead_s: float = 0.0
     noise: float = 0.05
-    step_times: StepTimes | None = None
     warm_up_s: float = 2.0
     max_held_tokens: int = 500_000
     backlog: int = 0

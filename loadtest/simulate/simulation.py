@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from multiprocessing import get_context
 from typing import Self, TypeVar
@@ -76,26 +76,11 @@ _TAIL_S = 120.0
 """How long after the last arrival answers are waited for."""
 
 
-class CpuCore:
-    """The core that one aggregator works on: what comes while it is busy waits its turn."""
-
-    __slots__ = ("_free_s",)
-
-    def __init__(self) -> None:
-        self._free_s = 0.0
-
-    def done_s(self, now_s: float, work_s: float) -> float:
-        """When work that comes now is done."""
-        self._free_s = max(self._free_s, now_s) + work_s
-        return self._free_s
-
-
 @dataclass(slots=True, eq=False)
 class _Host:
-    """One aggregator, its core, and when it wants to be asked again."""
+    """One aggregator, and when it wants to be asked again."""
 
     aggregator: Aggregator
-    core: CpuCore = field(default_factory=CpuCore)
     wake_s: float = inf
     waits: bool = False
 
@@ -106,9 +91,11 @@ class Simulation:
     def __init__(self, scenario: Scenario, policy: Policy, seed: int) -> None:
         self._scenario, self._policy, self._seed = scenario, policy, seed
         self._rng = np.random.default_rng([seed, 1])
-        self._noise = Noise(np.random.default_rng([seed, 2]), scenario.noise, scenario.step_times)
+        self._noise = Noise(np.random.default_rng([seed, 2]), scenario.noise)
         self.clock = Clock()
-        engine = Engine(find(scenario.curve), longest_input=scenario.lengths.longest, overhead_s=scenario.work.step_s)
+        engine = Engine(
+            find(scenario.curve), longest_input=scenario.lengths.longest, overhead_s=scenario.step_overhead_s
+        )
         self._hosts = [_Host(policy.aggregator(number, scenario, engine)) for number in range(scenario.aggregators)]
         self.record = Record(scenario.warm_up_s)
         self.fleet = Fleet(engine, self.clock, self._noise, self._reply, [host.aggregator for host in self._hosts])
@@ -135,7 +122,7 @@ class Simulation:
         times = scenario.arrivals.draw(scenario.duration_s, self._rng)
         lengths = scenario.lengths.draw(len(times), self._rng)
         which = self._rng.integers(0, scenario.aggregators, len(times)).tolist()
-        intake_s, from_s, take, work = scenario.intake_s, scenario.warm_up_s, self._take, scenario.work
+        intake_s, from_s, take = scenario.intake_s, scenario.warm_up_s, self._take
         self._queue_backlog()
         hosts, scaling, next_s, step = self._hosts, self._scaling, clock.next_s, clock.step
         stretches, ready, pod_tokens_per_s = None, self.fleet.ready, 0.0
@@ -158,10 +145,7 @@ class Simulation:
                 left_out = stretches.leaves_out(stretch, self._held_tokens(), len(ready) * pod_tokens_per_s)
             if left_out:
                 continue
-            if work.waits:
-                clock.at(host.core.done_s(now_s, 0.5 * (work.call_s + work.query_s)), take, (host, came_s, tokens))
-            else:
-                take((host, came_s, tokens))
+            take((host, came_s, tokens))
         while next_s() <= scenario.duration_s + _TAIL_S:
             step()
         return self._outcome()
@@ -206,20 +190,14 @@ class Simulation:
     def _send(self, host: _Host, batch: InFlightBatch, now_s: float) -> None:
         self.record.sent(batch.token_count, batch.token_budget, now_s)
         pod = self.fleet.pods[batch.pod]
-        leaves_s = host.core.done_s(now_s, 0.5 * self._scenario.work.batch_s)
-        self.clock.at(leaves_s + self._scenario.network_s * self._noise.delay(), pod.arrive, batch)
+        self.clock.at(now_s + self._scenario.network_s * self._noise.delay(), pod.arrive, batch)
         if batch.timeout_s < inf:
             self.clock.at(now_s + batch.timeout_s, self._fail, (host, batch))
         self._out.setdefault(batch.pod, {})[id(batch)] = batch
 
     def _reply(self, batch: InFlightBatch, report: StepReport) -> None:
         delay_s = self._scenario.network_s * self._noise.delay()
-        act = self._read if self._scenario.work.waits else self._answer
-        self.clock.at(self.clock.now_s + delay_s, act, (batch, report))
-
-    def _read(self, came: tuple[InFlightBatch, StepReport]) -> None:
-        core = self._hosts[came[0].aggregator].core
-        self.clock.at(core.done_s(self.clock.now_s, 0.5 * self._scenario.work.batch_s), self._answer, came)
+        self.clock.at(self.clock.now_s + delay_s, self._answer, (batch, report))
 
     def _answer(self, came: tuple[InFlightBatch, StepReport]) -> None:
         batch, report = came
@@ -229,15 +207,13 @@ class Simulation:
         host, now_s, record, scenario = self._hosts[batch.aggregator], self.clock.now_s, self.record, self._scenario
         answered = host.aggregator.done(batch, report, now_s)
         self._dispatch(host)  # the next batch first: these are answered while the engine runs it
-        work, done_s, complete_s, from_s = scenario.work, host.core.done_s, scenario.complete_s, record.from_s
-        done_s(now_s, 0.5 * work.query_s * len(answered))
+        from_s, answered_s = record.from_s, now_s + scenario.complete_s
         if scenario.backlog and from_s <= now_s <= scenario.duration_s:
             record.backlog_answered += sum(came_s < 0.0 for came_s in answered)
         for came_s in answered:
-            read_s = done_s(now_s, 0.5 * work.call_s) + complete_s
             if came_s >= from_s:
                 record.came_s.append(came_s)
-                record.latency_s.append(read_s - came_s)
+                record.latency_s.append(answered_s - came_s)
 
     def _fail(self, failed: tuple[_Host, InFlightBatch]) -> None:
         host, batch = failed

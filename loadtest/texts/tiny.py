@@ -12,7 +12,14 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from loadtest.questions import bundled_questions
 
@@ -60,6 +67,8 @@ def make_mid(folder: Path) -> None:
         eos_token_id=0,
     )
     Qwen2ForCausalLM(config).float().save_pretrained(folder)
+    # Of this model's kind transformers fixes how texts are split, whatever the file says.
+    AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

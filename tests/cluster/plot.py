@@ -9,8 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from loadtest.plots import draw_column
-from loadtest.section import Plot, Series
+from loadtest.plots import Plot, Series, draw_column
 from tests.chart.rendering import ROOT
 from tests.cluster.step import Step
 from tests.cluster.watch import Sample

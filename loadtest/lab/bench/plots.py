@@ -8,8 +8,7 @@ from pathlib import Path
 from loadtest.lab.bench.calls import front_door
 from loadtest.lab.bench.figures import Figure
 from loadtest.lab.bench.records import growth, kafka_through
-from loadtest.plots import draw_alone
-from loadtest.section import Plot, Series
+from loadtest.plots import Plot, Series, draw
 
 _P1_NAMES = {"ours": "tokenbatch", **front_door.PEERS}
 _P2_NAMES = {
@@ -20,13 +19,13 @@ _P2_NAMES = {
 }
 
 
-def draw(figures: Sequence[Figure], folder: Path) -> None:
+def write(figures: Sequence[Figure], folder: Path) -> None:
     """Write `P1.svg`, `P2.svg` or `growth.svg` where these are figures of theirs."""
     name = figures[0].bench
     values = {each.figure: each.value for each in figures}
     plot = _PLOTS.get(name)
     if plot:
-        (folder / f"{name}.svg").write_text(draw_alone(plot(values), name), encoding="utf-8")
+        (folder / f"{name}.svg").write_text(draw(plot(values), name), encoding="utf-8")
 
 
 def _calls(values: dict[str, float]) -> Plot:

@@ -8,12 +8,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from loadtest.lab.bench import model_server
+from loadtest.lab.bench import model_server, plots
 from loadtest.lab.bench.calls import front_door, isolation, live_page, one_in_flight, over_http, rerank, unary_cpu
 from loadtest.lab.bench.figures import RESULTS, Figure, append, table
-from loadtest.lab.bench.generation import beside_vllm, queued
+from loadtest.lab.bench.generation import beside_vllm
 from loadtest.lab.bench.mixed import measure as mixed
-from loadtest.lab.bench.plots import draw
 from loadtest.lab.bench.records import aggregator_cpu, batch_fill, growth, kafka_through, redis_through
 from loadtest.lab.bench.setting import MixedPlan, Plan
 from loadtest.options import LOST, fail, positive_int
@@ -30,7 +29,6 @@ BENCHES = {
     batch_fill.NAME: batch_fill.measure,
     beside_vllm.TINY: beside_vllm.measure_tiny,
     beside_vllm.SMOLLM2: beside_vllm.measure_smollm2,
-    queued.NAME: queued.measure,
     over_http.NAME: over_http.measure,
     redis_through.NAME: redis_through.measure,
     unary_cpu.NAME: unary_cpu.measure,
@@ -64,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Kafka's data, logs and plots (%(default)s)",
     )
     group = parser.add_argument_group(f"for {mixed.MID} and {mixed.SMOLLM2}")
-    group.add_argument("--full", action="store_true", help="every tenth share, 6 s a turn, 1,000 requests of each kind")
+    group.add_argument("--full", action="store_true", help="every tenth share, 6 s a turn")
     group.add_argument(
         "--shares", nargs="+", type=int, metavar="%", help="of the requests generate (0 10 50 90 100; 0 to 100 if full)"
     )
@@ -95,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
                 )
                 found = BENCHES[name](plan)
                 append(found, options.results)
-                draw(found, plan.folder)
+                plots.write(found, plan.folder)
                 figures += found
     except (StackError, OSError, TimeoutError) as error:
         return fail("bench", error)
@@ -108,7 +106,7 @@ def mixed_plan(options: argparse.Namespace) -> MixedPlan:
     plan = MixedPlan()
     if options.full:
         shares = tuple(tenths / 10 for tenths in range(11))
-        plan = replace(plan, shares=shares, seconds=6.0, at_once=1000, phase=1000)
+        plan = replace(plan, shares=shares, seconds=6.0)
     if options.shares:
         plan = replace(plan, shares=tuple(share / 100 for share in options.shares))
     return replace(plan, parts=options.parts) if options.parts else plan

@@ -41,14 +41,12 @@ _TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class MixedPlan:
-    """What `mixed` measures: shares of generations, and how long or with how many requests each part runs."""
+    """What `mixed` measures: shares of generations, and seconds of processor time of a turn."""
 
-    parts: Sequence[str] = ("shares", "at-once", "phases", "overhead", "p99")
+    parts: Sequence[str] = ("shares", "overhead", "p99")
     shares: Sequence[float] = (0.0, 0.1, 0.5, 0.9, 1.0)
     warm_up_s: float = 1.5
     seconds: float = 4.0
-    at_once: int = 250
-    phase: int = 300
 
 
 @dataclass(frozen=True, slots=True)

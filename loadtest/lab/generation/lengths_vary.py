@@ -1,4 +1,4 @@
-"""Daniel et al.: throughput of static and continuous batches as output lengths vary, and latency at given rates.
+"""Daniel et al.: throughput of static and continuous batches as output lengths vary.
 
 OPT-13B on an A100 of 40 GB, whose cache holds some 14,000 tokens, according to the source. It prints one figure of the
 naive static server (81 tokens/s on the widest lengths), to which the time of a step is fitted; prompts are read at
@@ -8,16 +8,13 @@ pages, room is taken as it is needed, and the core's memory limit says how many 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
-from loadtest.lab.generation.decode import DecodeCurve
-from loadtest.lab.generation.engine import Generated, Server, generate
+from loadtest.lab.generation.engine import DecodeCurve, Generated, Server, Work, at_once, exponential, generate
 from loadtest.lab.generation.limits import ByMemory, Fixed, Limit
 from loadtest.lab.generation.memory import MemoryPolicy
-from loadtest.lab.generation.work import Work, at_once, exponential, poisson
 
 CACHE_TOKENS = 14_000
 PROMPT = 512
@@ -37,33 +34,11 @@ class Way(StrEnum):
     PAGED = "continuous, paged"
 
 
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Median and 90th percentile of whole requests in seconds, over all runs."""
-
-    p50_s: float
-    p90_s: float
-
-
 def throughput(way: Way, most: int, seed: int = 1) -> Generated:
     """A thousand requests at once, all with prompts of 512 tokens."""
     rng = np.random.default_rng([seed, most])
     outputs = exponential(_MEAN, most, _REQUESTS, rng)
     return _run(way, at_once(np.full(_REQUESTS, PROMPT), outputs), PROMPT + most)
-
-
-def latency(way: Way, rate: float, runs: int = 20, requests: int = 100) -> Latency:
-    """Runs of a hundred requests that come at random; prompts of 1 to 512 tokens, outputs up to 1,536."""
-    found = np.concatenate([_arriving(way, rate, requests, seed) for seed in range(1, runs + 1)])
-    p50_s, p90_s = (float(value) for value in np.percentile(found, [50, 90]))
-    return Latency(p50_s, p90_s)
-
-
-def _arriving(way: Way, rate: float, requests: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    rng = np.random.default_rng([seed, 2])
-    prompts = rng.integers(1, PROMPT + 1, requests)
-    outputs = exponential(_MEAN, max(MOST), requests, rng)
-    return _run(way, poisson(rate, prompts, outputs, rng), PROMPT + max(MOST)).latency_s
 
 
 def _run(way: Way, work: Work, longest: int) -> Generated:

@@ -1,4 +1,4 @@
-"""How many requests may run at once: a fixed number, or what the paper's and our controllers say."""
+"""How many requests may run at once: a fixed number, or what the paper's controllers say."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from aggregator.scheduler.budget.sla import SlaController, SlaPolicy
 from loadtest.lab.generation.memory import MemoryController, MemoryPolicy
 from loadtest.simulate.paper_sla import PaperController, PaperPolicy
 
@@ -70,23 +69,6 @@ class ByPaper(Limit):
     def stepped(self, running: int, duration_s: float) -> None:
         """The step's time is learnt; those that run cannot be put back, the paper's N^d."""
         self.controller.observe(running, duration_s, running)
-
-
-class BySla(Limit):
-    """Our controller of embedding steps, with requests for its tokens."""
-
-    def __init__(self, target_s: float, max_requests: int) -> None:
-        """`target_s`: what a step may take."""
-        self.controller = SlaController(SlaPolicy(1, max_requests, max(1, max_requests // 2)), target_s)
-
-    @override
-    def limit(self, waiting: int, running: int, now_s: float) -> int:
-        del waiting, running, now_s
-        return self.controller.token_budget
-
-    @override
-    def stepped(self, running: int, duration_s: float) -> None:
-        self.controller.observe(running, duration_s, self.controller.token_budget)
 
 
 class Least(Limit):

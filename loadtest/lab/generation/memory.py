@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 
 from modelserver.scheduler.step_limits import LengthMoments, exact_batch, theta
 
 _MIN_LENGTHS = 30
 
 
-class MemoryForm(StrEnum):
-    """How the limit follows from the lengths' moments: by equation 12, or by 14 with a buffer renewed now and then."""
-
-    EXACT = "exact"
-    LINEAR = "linear"
-
-
 @dataclass(frozen=True, slots=True)
 class MemoryPolicy:
     """Settings: capacity eta in tokens, epsilon_M, B_max in requests, and the longest request the model takes.
 
-    `memory_lengths` is how many requests the moments remember; `refresh_s` how often the linear form renews L0.
+    `memory_lengths` is how many requests the moments remember; `refresh_s` how often L0 is renewed.
     """
 
     capacity_tokens: int
     max_request_tokens: int
     max_batch: int
     overflow: float = 0.01
-    form: MemoryForm = MemoryForm.LINEAR
     memory_lengths: int = 1000
     refresh_s: float = 10.0
 
@@ -62,8 +53,6 @@ class MemoryController:
     def _by_memory(self, now_s: float) -> int:
         policy, lengths = self._policy, self._lengths
         known = (policy.capacity_tokens, lengths.mean, lengths.variance, policy.overflow)
-        if policy.form is MemoryForm.EXACT:
-            return math.floor(exact_batch(*known))
         if now_s - self._refreshed_s >= policy.refresh_s:
             self._buffer_tokens = safety_buffer_tokens(*known)
             self._refreshed_s = now_s

@@ -1,4 +1,4 @@
-"""Pang et al.'s Table I, Table II and Figure 3: a fixed batch size against one that follows memory and step times.
+"""Pang et al.'s Tables I and II: a fixed batch size against one that follows memory and step times.
 
 The paper prints no curve of a step but for one model (Figure 3, in two points), and neither its hardware nor its fixed
 batch sizes. What stands in for them is here, by name. Each row's curve has Figure 3's shape, and is stretched until the
@@ -12,11 +12,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadtest.lab.generation.decode import DecodeCurve, through
-from loadtest.lab.generation.engine import Generated, Server, generate
-from loadtest.lab.generation.limits import ByMemory, ByPaper, BySla, Fixed, Least, Limit
+from loadtest.lab.generation.engine import (
+    DecodeCurve,
+    Generated,
+    Ints,
+    Server,
+    Work,
+    around,
+    at_once,
+    generate,
+    poisson,
+    through,
+)
+from loadtest.lab.generation.limits import ByMemory, ByPaper, Fixed, Least, Limit
 from loadtest.lab.generation.memory import MemoryPolicy
-from loadtest.lab.generation.work import Ints, Work, around, at_once, poisson
 
 _LINE = through((100, 0.050), (230, 0.080))
 FIGURE_3 = DecodeCurve(_LINE.fixed_s, _LINE.per_request_s, 0.00012)
@@ -24,7 +33,6 @@ FIGURE_3 = DecodeCurve(_LINE.fixed_s, _LINE.per_request_s, 0.00012)
 FIXED_BATCH = 256
 """What vLLM ran at once by default, at the time of the paper."""
 TARGET_S = 0.050
-SlaLimit = type[ByPaper] | type[BySla]
 _SPREAD = 0.5
 _LONGEST = 2048
 _MAX_BATCH = 256
@@ -89,7 +97,6 @@ class Compared:
     dynamic: float
     static_running: float
     dynamic_running: float
-    overflows: int
 
     @property
     def gain(self) -> float:
@@ -108,9 +115,7 @@ def table_1(row: Row, seed: int = 1) -> Compared:
     server = Server(FIGURE_3.slower(shape.tokens_per_s / row.static), row.cache_tokens)
     static = generate(server, Fixed(FIXED_BATCH), work)
     dynamic = generate(server, memory_limit(row.cache_tokens, row.requests), work)
-    return Compared(
-        static.tokens_per_s, dynamic.tokens_per_s, static.running, dynamic.running, static.overflows + dynamic.overflows
-    )
+    return Compared(static.tokens_per_s, dynamic.tokens_per_s, static.running, dynamic.running)
 
 
 def memory_limit(cache_tokens: int, most: int) -> ByMemory:
@@ -118,12 +123,12 @@ def memory_limit(cache_tokens: int, most: int) -> ByMemory:
     return ByMemory(MemoryPolicy(cache_tokens, min(2 * _LONGEST, cache_tokens), most))
 
 
-def table_2(row: SlaRow, controller: SlaLimit = ByPaper, seed: int = 1) -> Compared:
+def table_2(row: SlaRow, seed: int = 1) -> Compared:
     """The highest rates at which steps take 50 ms in the mean and half of the requests wait less than 2 s."""
     curve = _fitted(row, seed)
     static_qps, static = capacity(row, curve, lambda: Fixed(row.fixed), seed, within_target=False)
-    dynamic_qps, dynamic = capacity(row, curve, lambda: sla_limit(controller), seed)
-    return Compared(static_qps, dynamic_qps, static.running, dynamic.running, 0)
+    dynamic_qps, dynamic = capacity(row, curve, sla_limit, seed)
+    return Compared(static_qps, dynamic_qps, static.running, dynamic.running)
 
 
 def capacity(
@@ -149,9 +154,9 @@ def _coming(row: SlaRow, rate: float, seed: int) -> Work:
     return poisson(rate, *_lengths(row, rng), rng)
 
 
-def sla_limit(controller: SlaLimit) -> Limit:
+def sla_limit() -> Limit:
     """Algorithm 2, bounded by Algorithm 1 on a cache that is large enough."""
-    return Least([controller(TARGET_S, _MAX_BATCH), memory_limit(1_300_000, _MAX_BATCH)])
+    return Least([ByPaper(TARGET_S, _MAX_BATCH), memory_limit(1_300_000, _MAX_BATCH)])
 
 
 def _fitted(row: SlaRow, seed: int) -> DecodeCurve:
@@ -164,16 +169,3 @@ def _fitted(row: SlaRow, seed: int) -> DecodeCurve:
 def _lengths(row: SlaRow, rng: np.random.Generator) -> tuple[Ints, Ints]:
     prompts = around(row.prompt, _SPREAD, row.requests, rng, _LONGEST)
     return prompts, around(row.output, _SPREAD, row.requests, rng, _LONGEST)
-
-
-def figure_3(
-    batches: tuple[int, ...] = (10, 25, 50, 100, 150, 230, 300), seed: int = 1
-) -> list[tuple[int, float, float]]:
-    """Requests at once, mean milliseconds of a step that only decodes, tokens a second with prompts read as well."""
-    rng = np.random.default_rng(seed)
-    row = TABLE_1[0]
-    work = at_once(around(row.prompt, _SPREAD, 3000, rng), around(row.output, _SPREAD, 3000, rng))
-    return [
-        (batch, 1e3 * FIGURE_3.time_s(batch), generate(Server(FIGURE_3), Fixed(batch), work).tokens_per_s)
-        for batch in batches
-    ]

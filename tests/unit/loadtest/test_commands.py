@@ -31,7 +31,7 @@ def test_the_commands_of_users_are_listed_before_those_of_the_lab(capsys: pytest
         main(["--help"])
     listed = re.findall(r"^    ([a-z-]+)", capsys.readouterr().out, re.MULTILINE)
     assert listed[:5] == ["up", "produce", "embed", "plan", "simulate"]
-    assert listed[5:] == ["bench", "bench-gpu", "validate", "report", "sweep", "ablate", "generate", "mixed"]
+    assert listed[5:] == ["bench", "bench-gpu", "sweep", "ablate", "generate"]
 
 
 def test_what_is_tested_of_the_product_needs_nothing_of_the_lab() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -57,14 +57,11 @@ class Lengths:
         ids = np.random.default_rng([seed, round(100 * share), *side.encode()])
         while True:
             task = Task.GENERATE if rng.random() < share else Task.EMBED
-            yield self.one(task, rng, ids)
-
-    def one(self, task: Task, rng: np.random.Generator, ids: np.random.Generator) -> Asked:
-        """A request of a task."""
-        if task is Task.EMBED:
-            return Asked(task, _ids(int(np.clip(rng.lognormal(3.0, 0.6), 4, 200)), ids))
-        prompt_tokens = int(rng.integers(*self.prompt, endpoint=True))
-        return Asked(task, _ids(prompt_tokens, ids), int(rng.integers(*self.new, endpoint=True)))
+            if task is Task.EMBED:
+                yield Asked(task, _ids(int(np.clip(rng.lognormal(3.0, 0.6), 4, 200)), ids))
+            else:
+                prompt_tokens = int(rng.integers(*self.prompt, endpoint=True))
+                yield Asked(task, _ids(prompt_tokens, ids), int(rng.integers(*self.new, endpoint=True)))
 
 
 @dataclass(slots=True)
@@ -77,20 +74,7 @@ class Heard:
     seconds: float = 0.0
     cpu_s: Sequence[float] = (0.0,)
     latency_s: dict[Task, list[float]] = field(default_factory=lambda: {task: [] for task in Task})
-    first_s: list[float] = field(default_factory=list[float])
     between_s: list[float] = field(default_factory=list[float])
-
-    def note_tokens(self, now_s: float, last_s: float, began_s: float) -> None:
-        """A generation has new tokens; its last ones came at `last_s`, 0 if these are the first."""
-        if last_s:
-            self.between_s.append(now_s - last_s)
-        else:
-            self.first_s.append(now_s - began_s)
-
-    @property
-    def busiest_cpu_s(self) -> float:
-        """Processor time of the server that used most."""
-        return max(self.cpu_s)
 
     @property
     def answers(self) -> int:
@@ -104,7 +88,7 @@ class Heard:
     @property
     def per_cpu_s(self) -> float:
         """Requests of both tasks in a second of the busiest server's processor time: what other work changes little."""
-        return self.answers / self.busiest_cpu_s
+        return self.answers / max(self.cpu_s)
 
     def per_s(self, task: Task) -> float:
         """Requests of one task."""
@@ -136,7 +120,7 @@ class Calls:
     async def one(self, asked: Asked) -> None:
         """Send a request, and read its whole answer. Raises StackError."""
         began_s = time.monotonic()
-        await (self._embed(asked) if asked.task is Task.EMBED else self._generate(asked, began_s))
+        await (self._embed(asked) if asked.task is Task.EMBED else self._generate(asked))
         self.heard.latency_s[asked.task].append(time.monotonic() - began_s)
 
     async def _embed(self, asked: Asked) -> None:
@@ -146,7 +130,7 @@ class Calls:
         if answer.embeddings[0].status.code:
             raise StackError(f"a request was not embedded: {answer.embeddings[0].status.message}")
 
-    async def _generate(self, asked: Asked, began_s: float) -> None:
+    async def _generate(self, asked: Asked) -> None:
         request = generation_pb2.GenerateRequest(
             model=self._models[Task.GENERATE],
             token_ids=embedding_pb2.TokenIds(ids=asked.token_ids),
@@ -155,7 +139,8 @@ class Calls:
         last_s, tokens = 0.0, 0
         async for response in self._generations.Generate(request, timeout=_TIMEOUT_S):
             now_s = time.monotonic()
-            self.heard.note_tokens(now_s, last_s, began_s)
+            if last_s:
+                self.heard.between_s.append(now_s - last_s)
             last_s, tokens = now_s, response.usage.completion_tokens
         if tokens != asked.new_tokens:
             raise StackError(f"a generation has {tokens} tokens, not the {asked.new_tokens} that it was asked for")
@@ -190,10 +175,6 @@ class Clients:
         """
         return asyncio.run(self._closed_loop(clients, asked, warm_up_s, seconds))
 
-    def all_of(self, clients: int, asked: Iterable[Asked]) -> Heard:
-        """The requests in their order, `clients` at a time, to their ends. Raises StackError when one fails."""
-        return asyncio.run(self._all_of(clients, asked))
-
     def at_rate(self, per_s: float, asked: Iterator[Asked], warm_up_s: float, seconds: float) -> Heard:
         """Send at a fixed rate, without waiting for answers. Raises StackError when one fails."""
         return asyncio.run(self._at_rate(per_s, asked, warm_up_s, seconds))
@@ -210,16 +191,6 @@ class Clients:
             heard.cpu_s = self._used_s(used_s)
             calls.ended = True
         return heard
-
-    async def _all_of(self, clients: int, asked: Iterable[Asked]) -> Heard:
-        async with self._connect() as calls:
-            began_s, used_s, left = time.monotonic(), self._cpu_s(), iter(asked)
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(clients):
-                    tasks.create_task(calls.one_by_one(left))
-            calls.heard.seconds = time.monotonic() - began_s
-            calls.heard.cpu_s = self._used_s(used_s)
-            return calls.heard
 
     async def _at_rate(self, per_s: float, asked: Iterator[Asked], warm_up_s: float, seconds: float) -> Heard:
         async with self._connect() as calls:

@@ -1,4 +1,4 @@
-"""Whole simulations, short ones; and steps that are taken again as they were elsewhere."""
+"""Whole simulations, short ones."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from loadtest.__main__ import main
 from loadtest.lab.sweep import SWEPT_ON, best, compare, settings
 from loadtest.simulate import cases, clock
-from loadtest.simulate.clock import Noise, step_times
 from loadtest.simulate.core_aggregator import Mechanism
 from loadtest.simulate.load import Lengths, Steady, Steps
 from loadtest.simulate.outcome import Outcome
 from loadtest.simulate.scaling import Autoscale, HpaPolicy
 from loadtest.simulate.scenario import Fault, FaultKind, Kind, Policy, Scenario
 from loadtest.simulate.simulation import Pool, simulate
-from protos.modelserver.v1.curve import Curve, Rule
 
 SHORT = Scenario("short", Steady(1500.0), 3.0, deadline_s=1.0, warm_up_s=0.0)
 POLICIES = [
@@ -152,27 +149,6 @@ def test_the_file_of_the_sweep_holds_every_case_and_setting_once() -> None:
         for kind in Kind
         for policy in settings(kind, cases.case(name, seconds=10.0))
     )
-
-
-CURVE = Curve(0.010, 0.002, 0.0002, 100, Rule.THROUGHPUT, 1000)
-
-
-def test_each_step_takes_what_it_took_when_all_come_again_in_their_order() -> None:
-    rng = np.random.default_rng(1)
-    steps = [(int(tokens), float(took_s)) for tokens, took_s in rng.uniform((10, 0.01), (400, 0.1), (200, 2))]
-    noise = Noise(rng, 0.05, step_times(steps, CURVE))
-    for _ in range(2):
-        again_s = [CURVE.time_s(tokens) * noise.factor(tokens) for tokens, _ in steps]
-        assert again_s == pytest.approx([took_s for _, took_s in steps])
-
-
-def test_a_size_keeps_its_own_usual_time_whichever_step_it_takes_the_scatter_of() -> None:
-    steps = [(tokens, 0.001 * tokens * CURVE.time_s(tokens)) for tokens in range(100, 500)]
-    known = step_times(steps, CURVE)
-    assert known.factors == pytest.approx([1.0] * 400, rel=0.2)
-    assert [known.usual_factor(tokens) for tokens in (200, 300, 400)] == pytest.approx([0.2, 0.3, 0.4], rel=0.05)
-    assert known.usual_factor(10) == min(known.usual)
-    assert known.usual_factor(900) == max(known.usual)
 
 
 LOAD = Scenario(

@@ -1,1 +1,0 @@
-"""Servers in virtual time that embed and generate in the same engine steps, beside those that do one of the two."""

@@ -1,1 +1,0 @@
-"""Hold the simulator against the running system."""
