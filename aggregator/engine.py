@@ -141,7 +141,7 @@ class GenerationLoad:
     step_duration_s: float
     embed_room_tokens: int | None = None
     decoding_sequences: int = 0
-    prompt_tokens: int = 0
+    prefill_tokens: int = 0
     embedding_tokens: int = 0
     reported_s: float = 0.0
 

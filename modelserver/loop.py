@@ -57,7 +57,7 @@ class Steps(Protocol[C_contra]):
         """Wait until there is a step to run. False: new work is refused, and all accepted work is done."""
         ...
 
-    def run(self, engine: C_contra) -> None: ...
+    def execute(self, engine: C_contra) -> None: ...
 
     def refuse(self, reason: str) -> None:
         """Refuse waiting work, and new work until `open`."""
@@ -133,6 +133,6 @@ class EngineLoop(Generic[E]):
 
     def _run(self, engine: E) -> None:
         with self._watch.phase(Phase.STEP):
-            self._steps.run(engine)
+            self._steps.execute(engine)
         if self._steps.failures >= _FAILED_STEPS:
             raise EngineBroken(f"{_FAILED_STEPS} steps in a row have failed")

@@ -200,7 +200,7 @@ def warm_up(engine: Engine) -> None:
     lengths = np.array(([facts.max_input_tokens] * whole + [rest] * (rest > 0))[: facts.step_query_capacity], np.int32)
     token_ids = np.random.default_rng(0).integers(0, facts.vocabulary_size, int(lengths.sum()), np.int32)
     try:
-        engine.prepare(token_ids, lengths).run()
+        engine.prepare(token_ids, lengths).execute()
     except Exception as error:
         raise CannotStart(
             f"a step of {token_ids.size} tokens fails ({type(error).__name__}: {error}): set ENGINE__STEP_TOKENS lower"

@@ -10,7 +10,7 @@ from typing import cast
 
 from aggregator.engine import Engine, GenerationEngine, ServerDescription, differences
 from aggregator.errors import InvalidRequest
-from aggregator.request.generated_text import GeneratedText
+from aggregator.request.generation import Generation
 from aggregator.request.request import Options, Request, request_of
 from aggregator.scheduler.budget.controller import SlaGoal, SloTracker
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
@@ -68,7 +68,7 @@ class ModelRevision:
         }
         self.resolve = lru_cache(maxsize=256)(self._resolve)
 
-    def finished_generation(self, generation: GeneratedText, taken_s: float) -> None:
+    def finished_generation(self, generation: Generation, taken_s: float) -> None:
         """A generation ended after `taken_s`; on average it held its prompt and half of its new tokens."""
         prompt_tokens, new_tokens = generation.prompt_tokens, len(generation.token_ids)
         demanded = prompt_tokens + self.generation_tokens(generation)
@@ -81,7 +81,7 @@ class ModelRevision:
         """KV-cache occupancy (tokens × seconds) per token that admission counts for generations."""
         return self._kv_token_s / self._demanded_tokens if self._demanded_tokens else 0.0
 
-    def generation_tokens(self, generation: GeneratedText) -> int:
+    def generation_tokens(self, generation: Generation) -> int:
         """The number of prompt tokens that would take as long as the generation's expected new tokens."""
         costs = self.description.generation
         if costs is None or not costs.per_token_s:

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.errors import Code, InvalidRequest
-from aggregator.request.generated_text import GeneratedText
+from aggregator.request.generation import Generation
 from aggregator.request.request import Failure, Request, Scoring
 from aggregator.scheduler.work_item import Task
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -187,7 +187,7 @@ def _marked(model_revision: ModelRevision, sequence: Counted, second_bytes: int)
     return sequence + (second_bytes // ID_BYTES).to_bytes(ID_BYTES, "little")
 
 
-def _prompt(model_revision: ModelRevision, request: Request, generation: GeneratedText, token_ids: bytes) -> Counted:
+def _prompt(model_revision: ModelRevision, request: Request, generation: Generation, token_ids: bytes) -> Counted:
     if generation.messages:  # the template itself places special tokens
         token_ids = model_revision.tokenizer.without_special(token_ids)
     description = model_revision.description
@@ -241,7 +241,7 @@ def too_long(model_revision: ModelRevision, request: Request, found: str) -> Fai
     return Failure(Code.OUT_OF_RANGE, f"{found}: {description.model} takes {taken}; {remedy}", field=field)
 
 
-def _generation(request: Request) -> GeneratedText:
+def _generation(request: Request) -> Generation:
     assert request.generation is not None, "A request without a generation was to be generated. This is a bug."
     return request.generation
 

@@ -14,7 +14,7 @@ from aggregator.errors import Code
 from aggregator.observability.costs import Costs
 from aggregator.observability.recorder import Recorder
 from aggregator.observability.tracing import PROVIDER
-from aggregator.request.generated_text import GeneratedText
+from aggregator.request.generation import Generation
 from aggregator.request.request import Failure
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import StepReport
@@ -166,7 +166,7 @@ class Metrics:
             self._slo_violations.add(sum(latency_s > self._slo_s for latency_s in latencies_s), source)
 
     def generated(
-        self, model: str, generation: GeneratedText, total_s: float, received_s: float, failure: Failure | None
+        self, model: str, generation: Generation, total_s: float, received_s: float, failure: Failure | None
     ) -> None:
         operation = "chat" if generation.messages else "text_completion"
         labels = (model, operation, PROVIDER)

@@ -30,7 +30,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 if TYPE_CHECKING:
     from aggregator.errors import Code
-    from aggregator.request.generated_text import GeneratedText
+    from aggregator.request.generation import Generation
     from aggregator.request.request import Request
 
 MAX_LINKS = 128
@@ -85,7 +85,7 @@ class Tracing:
             attributes["messaging.batch.message_count"] = queries
         return self._open(f"process {model}", kind, attributes, links=_links(parent for _, parent in origins))
 
-    def generated(self, request: Request, generation: GeneratedText, now_s: float, failed: Code | None) -> None:
+    def generated(self, request: Request, generation: Generation, now_s: float, failed: Code | None) -> None:
         """A generation that ended now (monotonic seconds), from its dispatch on, as a child of its request."""
         if not self.enabled:
             return

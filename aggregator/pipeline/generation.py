@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.engine import GenerationEngine
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerLost
-from aggregator.request.generated_text import GeneratedText
+from aggregator.request.generation import Generation
 from aggregator.request.request import Failure, Request, request_of
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.generating_replica import GeneratingReplica
@@ -50,7 +50,7 @@ class RunningSequence:
     on_lost: Callable[[RunningSequence, BatchFailed], None]
     clock: Callable[[], float]
     request: Request = field(init=False)
-    generation: GeneratedText = field(init=False)
+    generation: Generation = field(init=False)
     tokens_before: int = field(init=False)
     first_token_s: float = inf
     begun: asyncio.Event = field(default_factory=asyncio.Event)

@@ -241,7 +241,7 @@ class Pipeline:
             attempt=batch.attempt,
             requests=map(request_of, queries),
         ):
-            finished = await self._runner.run(model_revision, engine, batch)
+            finished = await self._runner.execute(model_revision, engine, batch)
             self._has_room(model_revision)
             if finished:
                 await self._completion.complete(finished)

@@ -1,4 +1,4 @@
-"""Run batches: send each to its model server, and queue again what fails.
+"""Execute batches: send each to its model server, and queue again what fails.
 
 A batch of embeddings is out until its vectors come, a batch of prompts until each has its first token; then its
 sequences run by themselves. A batch of suspects is out until each sequence is cleared. Packing, pacing, retries and
@@ -50,7 +50,7 @@ class BatchRunner:
     _running: dict[Request, RunningSequence] = field(default_factory=dict)
     _to_resume: list[tuple[RunningSequence, BatchFailed]] = field(default_factory=list)
 
-    async def run(self, model_revision: ModelRevision, engine: Engine, batch: Batch) -> list[Request]:
+    async def execute(self, model_revision: ModelRevision, engine: Engine, batch: Batch) -> list[Request]:
         """Send a batch, and wait for its vectors or first tokens; returns the requests that are complete by this."""
         model_revision.under_way.add(batch)
         try:

@@ -119,7 +119,7 @@ class ModelServerClient:
         await self._channel.close(grace_s)
 
 
-class GrpcEngine(GenerateCall):
+class ModelServer(GenerateCall):
     """A model server that was reached: an `engine.GenerationEngine`; one that embeds uses `embed` only."""
 
     def __init__(self, client: ModelServerClient, description: ServerDescription) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from aggregator.engine import GenerationLoad, ServerDescription, ServerSequence
 from aggregator.errors import BatchFailed, Code, ModelServerLost, ModelServerTimedOut
 from aggregator.observability.costs import REST, Costs
-from aggregator.request.generated_text import logprobs_of
+from aggregator.request.generation import logprobs_of
 from aggregator.scheduler.work_item import Task
 from protos.generation.v1.generation_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, TokenLogprobs
 from protos.modelserver.v1 import modelserver_pb2 as pb

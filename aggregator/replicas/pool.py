@@ -19,7 +19,7 @@ from aggregator.errors import BatchFailed, ModelServerBusy
 from aggregator.observability.costs import REST, Costs
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import BadDescription
-from aggregator.replicas.client import GrpcEngine, ModelServerClient
+from aggregator.replicas.client import ModelServer, ModelServerClient
 from aggregator.replicas.discovery import Target
 from aggregator.scheduler.work_item import Task
 from aggregator.tokenizers.cache import TokenizerCache, TokenizerMismatch
@@ -72,7 +72,7 @@ class ModelServers:
         self._costs = costs
         self._policy = policy or ProbePolicy()
         self._agreement = Agreement()
-        self._watches: dict[Target, ServerWatch] = {}
+        self._watches: dict[Target, ModelServerWatch] = {}
 
     async def run(self, members: PoolMembers) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -83,7 +83,7 @@ class ModelServers:
                     del self._watches[target]
                 for target in targets - running.keys():
                     client = ModelServerClient(target.address, self._tracing, self._costs)
-                    watch = self._watches[target] = ServerWatch(
+                    watch = self._watches[target] = ModelServerWatch(
                         target, client, members, self._tokenizers, agreement=self._agreement, policy=self._policy
                     )
                     running[target] = tasks.create_task(watch.run(), name=f"model server {target.address}")
@@ -106,15 +106,15 @@ class Agreement:
     )
 
     def join(self, description: ServerDescription) -> None:
-        """Raises BadDescription for a server whose results could differ from those of its siblings."""
-        siblings = self._members.setdefault((description.model, description.model_revision), [])
+        """Raises BadDescription for a server whose results could differ from those of the others."""
+        members = self._members.setdefault((description.model, description.model_revision), [])
         for task, own in description.by_task.items():
-            for sibling in (*(each for each in siblings if task in each.by_task), *siblings)[:1]:
-                differing = differences(own, sibling.by_task.get(task, sibling))
+            for member in (*(each for each in members if task in each.by_task), *members)[:1]:
+                differing = differences(own, member.by_task.get(task, member))
                 if differing:
                     found = "; ".join(differing)
-                    raise BadDescription(f"it differs from {sibling.address}, of the same revision: {found}")
-        siblings.append(description)
+                    raise BadDescription(f"it differs from {member.address}, of the same revision: {found}")
+        members.append(description)
 
     def leave(self, description: ServerDescription) -> None:
         key = (description.model, description.model_revision)
@@ -124,7 +124,7 @@ class Agreement:
 
 
 @dataclass(eq=False)
-class ServerWatch:
+class ModelServerWatch:
     """Lets one server join and leave the pool, again and again.
 
     `trouble`: why it is not in the pool; empty while it is.
@@ -138,7 +138,7 @@ class ServerWatch:
     agreement: Agreement
     policy: ProbePolicy
     trouble: str = "it was not reached yet"
-    _engine: GrpcEngine | None = None
+    _engine: ModelServer | None = None
     _suspected: asyncio.Event = field(default_factory=asyncio.Event)
     _last_trouble: str = ""
 
@@ -171,7 +171,7 @@ class ServerWatch:
             self._withdraw("a batch failed there")
             self._suspected.set()
 
-    async def _reach(self) -> tuple[GrpcEngine, FastTokenizer]:
+    async def _reach(self) -> tuple[ModelServer, FastTokenizer]:
         """Check that it serves the right model, and that it answers a probe made with its own tokenizer."""
         description = await self.client.describe(self.policy.call_timeout_s)
         if description.model != self.target.model:
@@ -181,7 +181,7 @@ class ServerWatch:
         if tokenizer is None:
             files = await self.client.fetch_tokenizer(self.policy.tokenizer_timeout_s)
             tokenizer = await asyncio.to_thread(self.tokenizers.put, fingerprint, files)
-        engine = GrpcEngine(self.client, description)
+        engine = ModelServer(self.client, description)
         counted = await asyncio.to_thread(tokenizer.count, [_PROBE_TEXT])
         timeout_s = self.policy.call_timeout_s
         if Task.GENERATE in description.by_task:
@@ -195,7 +195,7 @@ class ServerWatch:
                 self.client.costs.charge(description.model, description.kind, REST, result.report.engine_s)
         return engine, tokenizer
 
-    async def _serve(self, engine: GrpcEngine, tokenizer: FastTokenizer) -> None:
+    async def _serve(self, engine: ModelServer, tokenizer: FastTokenizer) -> None:
         """Let it join, and wait until it reports or shows that it does not serve."""
         description = engine.description
         try:

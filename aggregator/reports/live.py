@@ -191,7 +191,7 @@ class LiveFeed(Feed):
                     each.reported_s,
                     each.step_duration_s,
                     each.decoding_sequences,
-                    each.prompt_tokens,
+                    each.prefill_tokens,
                     each.embedding_tokens,
                 )
                 for each in list(last)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from aggregator.errors import Code, TokenbatchError
-from aggregator.request.generated_text import GeneratedText
+from aggregator.request.generation import Generation
 from aggregator.request.vector import Vector
 from aggregator.scheduler.bounds import Admission
 from aggregator.scheduler.budget.controller import SloTracker
@@ -46,7 +46,7 @@ class Failure:
         return cls(error.code, str(error), error.retriable, error.retry_after_s, field=error.field)
 
 
-Outcome = Vector | GeneratedText | Failure
+Outcome = Vector | Generation | Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Request:
     admitted: bool = False
     given_up: bool = False
     redriven: bool = False
-    generation: GeneratedText | None = None
+    generation: Generation | None = None
     scoring: Scoring | None = None
 
     @property

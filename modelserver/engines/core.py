@@ -115,7 +115,7 @@ class CoreEngine:
             step_query_capacity=step_queries,
             capture_sizes=captured(core.vllm_config),
         )
-        dimensions = self.prepare(np.ones(1, np.int32), np.ones(1, np.int32)).run().shape[1]
+        dimensions = self.prepare(np.ones(1, np.int32), np.ones(1, np.int32)).execute().shape[1]
         if scoring is not None and dimensions != len(scoring.labels):
             raise CannotStart(
                 f"the model gives {dimensions} scores, and config.json in {self.config.model_config.model} has"
@@ -147,7 +147,7 @@ class CoreEngine:
         types = token_types(second_segment, length)
         return PoolingParams(task=self._params.task, use_activation=False, extra_kwargs=types)
 
-    def run(self, requests: list[Request]) -> Matrix:
+    def execute(self, requests: list[Request]) -> Matrix:
         """Run one step; a batch that needs more than one (a bug, or a setting outside its bounds) is an error."""
         self._under_way = [request.request_id for request in requests]
         for request in requests:
@@ -169,7 +169,7 @@ class CoreEngine:
             self.core.abort_requests(self._under_way)
             self.core.step()  # a step without work, in which the runner forgets the aborted
             self._under_way = []
-            probe = self.prepare(np.full(4, 1, np.int32), np.array([1, 3], np.int32)).run()
+            probe = self.prepare(np.full(4, 1, np.int32), np.array([1, 3], np.int32)).execute()
         except Exception as error:
             raise EngineBroken(f"the engine does not recover: {type(error).__name__}: {error}") from error
         if not np.isfinite(probe).all():
@@ -189,9 +189,9 @@ class CoreStep:
     requests: list[Request]
     tokens: int
 
-    def run(self) -> Matrix:
+    def execute(self) -> Matrix:
         with self.engine.threads.of(self.tokens):
-            return self.engine.run(self.requests)
+            return self.engine.execute(self.requests)
 
 
 def load(options: LoadOptions) -> CoreEngine:

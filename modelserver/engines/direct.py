@@ -168,7 +168,7 @@ class DirectStep:
     layout: Layout
     placed: PlacedStep | None
 
-    def run(self) -> Matrix:
+    def execute(self) -> Matrix:
         with self.engine.threads.of(self.layout.token_ids.size):
             return self.engine.forward(self.placed or self.engine.place(self.layout))
 

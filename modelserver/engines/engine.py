@@ -97,9 +97,9 @@ class EngineFacts:
 
 
 class Step(Protocol):
-    """One prepared engine step; it runs once."""
+    """One prepared engine step; it is executed once."""
 
-    def run(self) -> Matrix:
+    def execute(self) -> Matrix:
         """Compute scores, or pooled and not normalised vectors, float32 [queries, dimensions], in the order given.
 
         Called on the engine's thread only. Raises whatever the engine raises.

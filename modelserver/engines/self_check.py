@@ -37,8 +37,8 @@ def compare(candidate: Engine, oracle: Engine) -> Agreement:
     differences: list[float] = []
     for token_ids, lengths in batches(facts):
         second = lengths // 2 if facts.token_types else None
-        ours = candidate.prepare(token_ids, lengths, second).run()
-        theirs = oracle.prepare(token_ids, lengths, second).run()
+        ours = candidate.prepare(token_ids, lengths, second).execute()
+        theirs = oracle.prepare(token_ids, lengths, second).execute()
         if ours.shape != theirs.shape:
             return Agreement(float("nan"), TOLERANCE[facts.dtype])
         if facts.scoring is None:
@@ -228,7 +228,7 @@ class AloneStep:
     engine: Generator
     queries: list[list[int]]
 
-    def run(self) -> Matrix:
+    def execute(self) -> Matrix:
         engine, facts = self.engine, self.engine.facts
         names = [f"alone {number}" for number in range(len(self.queries))]
         for name, ids in zip(names, self.queries, strict=True):

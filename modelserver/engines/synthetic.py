@@ -108,7 +108,7 @@ class SyntheticStep:
     token_ids: IdArray
     lengths: IdArray
 
-    def run(self) -> Matrix:
+    def execute(self) -> Matrix:
         """Take as long as a real step would; raises RuntimeError where it is to fail."""
         poison = self.engine.poison
         if poison is not None and poison.is_in(self.token_ids):

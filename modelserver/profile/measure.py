@@ -144,7 +144,7 @@ def sweep(
         for total in rng.permutation(np.asarray(totals)).tolist():
             step = engine.prepare(*production_mix(total, engine.facts, rng))
             began_s = clock()
-            step.run()
+            step.execute()
             took_s = clock() - began_s
             if round_number:
                 times[total].append(took_s)

@@ -35,7 +35,7 @@ def measure_threads(engine: Measurable, threads: StepThreads, clock: Callable[[]
         step = engine.prepare(*production_mix(tokens, engine.facts, rng))
         threads.threaded_tokens = tokens + 1 if one else 0
         began_s = clock()
-        step.run()
+        step.execute()
         return clock() - began_s
 
     began_s, below, quicker = clock(), 0, 0

@@ -53,14 +53,14 @@ class EmbeddingSteps:
         self._next = self._queue.take()
         return self._next is not None
 
-    def run(self, engine: Engine) -> None:
+    def execute(self, engine: Engine) -> None:
         assert self._next is not None, "A step is run that was not waited for. This is a bug."
         batches, composition = self._next.selection.batches, self._next.selection.composition
         try:
             step = self._next.step or self._prepare(batches)
             start_s = self._clock()
             idle_s = start_s - self._idle_since_s
-            matrix = step.run()
+            matrix = step.execute()
             _check(matrix, batches)
         except Exception as error:  # noqa: BLE001 - engines raise anything; what follows depends on how it recovers
             self._idle_since_s = self._clock()

@@ -131,7 +131,7 @@ class GenerationSteps:
             self._apply(engine, command)
         return self._has_work(engine)
 
-    def run(self, engine: Generator) -> None:
+    def execute(self, engine: Generator) -> None:
         limits = self._limits
         assert limits is not None, "An engine runs that was not opened. This is a bug."
         start_s = self._clock()

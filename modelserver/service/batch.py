@@ -48,7 +48,7 @@ class Batch:
         return self.token_ids.size
 
 
-def decode(
+def decode_batch(
     token_ids: bytes,
     lengths: bytes,
     second_segments: bytes = b"",

@@ -112,7 +112,7 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
         if description.facts.tasks == frozenset((Task.GENERATE,)):
             raise WrongTask("the model served here only generates")
         _check_model(request, description)
-        batch = batches.decode(
+        batch = batches.decode_batch(
             request.token_ids,
             request.lengths,
             request.second_segments,

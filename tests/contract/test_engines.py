@@ -13,7 +13,7 @@ import pytest
 
 from aggregator.engine import Engine
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost
-from aggregator.replicas.client import GrpcEngine, ModelServerClient
+from aggregator.replicas.client import ModelServer, ModelServerClient
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from tests.support.fake_engine import FakeEngine, batch
 from tests.support.fake_model_server import FakeModelServer, Refusal, embed_response
@@ -54,7 +54,7 @@ async def over_grpc() -> AsyncGenerator[Subject]:
     server = await FakeModelServer().start()
     server.answer = answer
     client = ModelServerClient(server.address)
-    engine = GrpcEngine(client, await client.describe(TIMEOUT_S))
+    engine = ModelServer(client, await client.describe(TIMEOUT_S))
     yield Subject(engine, lambda error: failures.append(codes[error]), server.open)
     server.open.set()
     await client.close()

@@ -164,7 +164,7 @@ def check_batch(data: bytes) -> None:
     cut = Cut(data)
     isolated, budget, lengths, second = bool(cut.byte() % 2), cut.byte(), cut.field(), cut.field()
     try:
-        batch = batch_module.decode(
+        batch = batch_module.decode_batch(
             cut.rest(), lengths, second, isolated=isolated, max_step_tokens=budget, facts=_FACTS
         )
     except InvalidBatch:

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from aggregator.request import request as requests
-from aggregator.request.generated_text import GeneratedText
+from aggregator.request.generation import Generation
 from aggregator.request.request import Options, Outcome, Receive, Request, Source
 from aggregator.scheduler.work_item import Priority, Task
 
@@ -84,7 +84,7 @@ async def reply_all(to: Source, requests: Sequence[Request]) -> list[Request]:
     return [request async for delivered in to.reply(requests) for request in delivered]
 
 
-def text_of(request: Request) -> GeneratedText:
+def text_of(request: Request) -> Generation:
     """What a request for a text has become."""
     assert request.generation is not None
     return request.generation

@@ -86,7 +86,7 @@ class FakeStep:
     token_ids: IdArray
     lengths: IdArray
 
-    def run(self) -> Matrix:
+    def execute(self) -> Matrix:
         self.engine.steps.append(self.lengths.tolist())
         self.engine.running.set()
         assert self.engine.gate.wait(WAIT_S), "the test never opened the gate"

@@ -161,13 +161,13 @@ class Exchange:
 
     # Its work.
 
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Answer by a task, which is cancelled when the caller goes away; its error is the answer."""
-        self._task = asyncio.create_task(self._run(work), name=f"{self.method} {self.path}")
+        self._task = asyncio.create_task(self._answer_by(work), name=f"{self.method} {self.path}")
         self.on_gone = self._task.cancel
         self.on_late = None
 
-    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _answer_by(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except Exception as error:  # noqa: BLE001 - `fail` logs what is not expected

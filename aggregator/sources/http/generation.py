@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from aggregator.request.generated_text import GeneratedText
+from aggregator.request.generation import Generation
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.http.answer import AskedPriority, priority_of
@@ -228,7 +228,7 @@ class Writer:
     ) -> None:
         assert request.generation is not None, "An embedding request was answered with a text. This is a bug."
         self._request = request
-        self._generation: GeneratedText = request.generation
+        self._generation: Generation = request.generation
         self._tokenizer = tokenizer
         self._chat = isinstance(asked, ChatRequest)
         self._with_logprobs = request.generation.sampling.HasField("logprobs")

@@ -148,7 +148,7 @@ class OpenAIService:
         room = exchange.held_room
         decoded = partial(self._decoded, read, exchange, room)
         if len(exchange.body) > SMALL_BYTES:
-            exchange.run(self._serve_large(exchange, room, decoded))
+            exchange.start(self._serve_large(exchange, room, decoded))
         else:
             data = exchange.take_body()
             self._submit(exchange, self.calls.take(data, exchange.identity, exchange.deadline_s, room, decoded))
@@ -187,7 +187,7 @@ class OpenAIService:
                 status, body, headers = described(failed)
                 exchange.answer(status, body, {**headers, "x-request-id": request.request_id})
             elif answer.takes_long(request):
-                exchange.run(self._encode(exchange, answer, request))
+                exchange.start(self._encode(exchange, answer, request))
             else:
                 exchange.answer(200, answer.write(request), answer.headers(request))
         except Exception as error:  # noqa: BLE001 - it must not end the work of all others
@@ -197,7 +197,7 @@ class OpenAIService:
         exchange.answer(200, await in_slow_lane(partial(answer.write, request)), answer.headers(request))
 
     def _generate(self, read: ReadGeneration, exchange: Exchange) -> None:
-        exchange.run(self._write_generation(read, exchange))
+        exchange.start(self._write_generation(read, exchange))
 
     async def _write_generation(self, read: ReadGeneration, exchange: Exchange) -> None:
         """One text, whole or as events. A failure before the first event has its status; a later one is an event."""
@@ -255,7 +255,7 @@ class OpenAIService:
         return tokenizer
 
     def _tokenize(self, exchange: Exchange) -> None:
-        exchange.run(self._count(exchange, decode_body(TOKENIZE, exchange.take_body())))
+        exchange.start(self._count(exchange, decode_body(TOKENIZE, exchange.take_body())))
 
     async def _count(self, exchange: Exchange, asked: Tokenize) -> None:
         served = self._served(asked.model or exchange.identity.defaults.model)

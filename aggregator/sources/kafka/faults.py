@@ -60,7 +60,7 @@ class FaultHandler:
             start = (await self._client.beginning_offsets([partition.tp]))[partition.tp]
             return self._return_to_log(partition, start) if is_assigned() else None
         raw = await raw_batches(self._client, partition.tp, partition.read_to)
-        return self._decode(partition, *raw) if is_assigned() else None
+        return self._decode_batch(partition, *raw) if is_assigned() else None
 
     def _return_to_log(self, partition: Partition, start: int) -> Partition:
         """Continue at the log's start: the log no longer has the position, or does not have it yet."""
@@ -76,7 +76,7 @@ class FaultHandler:
         self._on_fenced(partition.committed_offset.fence())
         return Partition(tp, start, None)
 
-    def _decode(
+    def _decode_batch(
         self, partition: Partition, data: bytes, aborted: Sequence[AbortedTransaction], log_end: int
     ) -> Partition | None:
         """Decode here what aiokafka cannot. A batch whose end is unknown holds its partition until another follows."""

@@ -157,7 +157,7 @@ class Server:
     def healthy(self) -> bool:
         return all(self._clock() - since_s < _UNHEALTHY_S for _, since_s in self._trouble.values())
 
-    async def run(self, script: str, key: str, *arguments: bytes | str | float) -> Any:
+    async def evaluate(self, script: str, key: str, *arguments: bytes | str | float) -> Any:
         """Run a script, by its digest once Redis knows it. Raises any of TRANSIENT."""
         digest = self._loaded.get(script)
         if digest is not None:

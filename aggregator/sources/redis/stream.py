@@ -62,7 +62,7 @@ class Stream:
             except TRANSIENT as error:
                 await self._mend(error)
                 continue
-            decoded = await self._decode(entries)
+            decoded = await self._decode_entries(entries)
             if refused := [each for each in decoded if isinstance(each, Answer)]:
                 await self.refuse(refused)
             requests = [each for each in decoded if isinstance(each, Request)]
@@ -84,7 +84,7 @@ class Stream:
 
         Raises any of TRANSIENT.
         """
-        await self.server.run(LEAVE, *self.intake.place, int(self.idle_s * 1000) + 1)
+        await self.server.evaluate(LEAVE, *self.intake.place, int(self.idle_s * 1000) + 1)
 
     async def _next(self) -> list[Entry]:
         """Entries to decode; none after a while."""
@@ -94,7 +94,7 @@ class Stream:
         if room <= 0:
             await self._wait(_WAIT_S)
             return []
-        now_s, last, found = await self.server.run(CLAIM, *self.intake.place, *_LIMITS, room)
+        now_s, last, found = await self.server.evaluate(CLAIM, *self.intake.place, *_LIMITS, room)
         self._redis_minus_here_s = float(now_s) - self.clock()
         self.server.worked(f"read {self.intake.stream}")
         if not found and not self._stopped:
@@ -104,7 +104,7 @@ class Stream:
     async def _take_over(self) -> list[Entry]:
         """Entries whose aggregator went silent, and those of which Redis's answer to a claim was lost."""
         limits = (*_LIMITS, int(self.idle_s * 1000), self._cursor)
-        self._cursor, found = await self.server.run(TAKE_OVER, *self.intake.place, *limits)
+        self._cursor, found = await self.server.evaluate(TAKE_OVER, *self.intake.place, *limits)
         entries = self._hold(found)
         if not entries and self._cursor == b"0-0":
             self._take_over_s = self.clock() + self.idle_s / 10
@@ -118,7 +118,7 @@ class Stream:
         self.claimed.update((entry_id, None) for entry_id, _ in fresh)
         return [Entry(self.intake, entry_id, dict(zip(each[::2], each[1::2], strict=True))) for entry_id, each in fresh]
 
-    async def _decode(self, entries: Sequence[Entry]) -> list[Request | Answer]:
+    async def _decode_entries(self, entries: Sequence[Entry]) -> list[Request | Answer]:
         now_s = self.clock()
         wall_s = now_s + self._redis_minus_here_s
 

@@ -12,7 +12,7 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from aggregator.errors import InvalidRequest, Undecodable
-from aggregator.request.generated_text import GeneratedText
+from aggregator.request.generation import Generation
 from aggregator.request.request import Defaults, Options, Request
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS, SMALL_BYTES, count_token_ids, fields, priority_of, random_id
 from aggregator.sources.wire.encode import fill_status
@@ -132,7 +132,7 @@ def parse(
         origin=origin,
         outcomes=[None],
         remaining=1,
-        generation=GeneratedText(
+        generation=Generation(
             message.sampling,
             tuple(message.messages.messages),
             include_token_ids=message.include_token_ids,
@@ -218,7 +218,7 @@ def whole(request: Request, reply_id: str, now_s: float) -> pb.GenerateResponse:
     return answer
 
 
-def _fill_end(answer: pb.GenerateResponse, request: Request, generation: GeneratedText, now_s: float) -> None:
+def _fill_end(answer: pb.GenerateResponse, request: Request, generation: Generation, now_s: float) -> None:
     failure = request.failure
     if failure is not None:
         fill_status(answer.status, failure)

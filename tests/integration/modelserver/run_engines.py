@@ -75,7 +75,7 @@ def embed(engine: Engine, queries: list[list[int]]) -> Vectors:
     for query in [*queries, None]:
         if query is None or sum(map(len, batch)) + len(query) > engine.facts.step_token_capacity:
             ids = np.array([token for one in batch for token in one], np.int32)
-            parts.append(engine.prepare(ids, np.array(list(map(len, batch)), np.int32)).run())
+            parts.append(engine.prepare(ids, np.array(list(map(len, batch)), np.int32)).execute())
             batch = []
         if query is not None:
             batch.append(query)
@@ -123,7 +123,7 @@ def _recovers(engine: Engine) -> bool:
 def _breaks(core: CoreEngine) -> bool:
     """Whether a query longer than the model takes, had it passed the checks, is told to be past recovery."""
     try:
-        core.prepare(np.full(300, 2054, np.int32), np.array([300], np.int32)).run()
+        core.prepare(np.full(300, 2054, np.int32), np.array([300], np.int32)).execute()
     except Exception:  # noqa: BLE001 - whatever the runner makes of it
         try:
             core.recover()

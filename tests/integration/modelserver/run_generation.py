@@ -22,7 +22,7 @@ import numpy as np  # noqa: E402 - vLLM reads its environment when it is importe
 from transformers import AutoTokenizer  # noqa: E402
 from vllm import LLM, CompletionOutput, SamplingParams, TokensPrompt  # noqa: E402
 
-from aggregator.request.generated_text import GeneratedText  # noqa: E402
+from aggregator.request.generation import Generation  # noqa: E402
 from aggregator.tokenizers.fast_tokenizer import FastTokenizer  # noqa: E402
 from loadtest.texts.smollm2 import smollm2  # noqa: E402
 from modelserver.engines.core import LoadOptions  # noqa: E402
@@ -69,13 +69,13 @@ Told = dict[str, Any]
 
 def ours(engine: VllmGenerator, tokenizer: FastTokenizer, prompts: list[list[int]]) -> dict[str, list[Told]]:
     """By case, a text for each prompt, as the aggregator would have it; all run at once."""
-    texts: dict[str, GeneratedText] = {}
+    texts: dict[str, Generation] = {}
     logprobs: dict[str, list[list[list[float]]]] = {}
     names = [f"{case}/{number}" for case in CASES for number in range(len(prompts))]
     for name, (case, ids) in zip(names, product(CASES.values(), prompts), strict=True):
         given = dict(case)
         stop = given.pop("stop", [])
-        texts[name] = GeneratedText(generation_pb2.Sampling(stop=stop, min_tokens=case.get("min_tokens", 0)))
+        texts[name] = Generation(generation_pb2.Sampling(stop=stop, min_tokens=case.get("min_tokens", 0)))
         prompt = np.array(ids, "<i4").tobytes()
         texts[name].begin("r", prompt, tokenizer.detokenizer(prompt))
         logprobs[name] = []
@@ -125,7 +125,7 @@ def _told(output: CompletionOutput) -> Told:
 
 def spelled(tokenizer: FastTokenizer, script: str) -> str:
     """A text of these characters, as a caller gets it who reads every token."""
-    text = GeneratedText(generation_pb2.Sampling())
+    text = Generation(generation_pb2.Sampling())
     prompt = tokenizer.count(["x"]).ids.tobytes()
     text.begin("r", prompt, tokenizer.detokenizer(prompt))
     deltas: list[str] = []

@@ -251,7 +251,7 @@ class Server:
     def step(self) -> None:
         """One step, if there is work."""
         if self.work.wait(self.engine):
-            self.work.run(self.engine)
+            self.work.execute(self.engine)
             self.steps += 1
 
     @property

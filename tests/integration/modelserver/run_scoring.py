@@ -239,7 +239,7 @@ def scored(shape: Shape, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"engine": chosen.engine.facts.kind, "fallback": chosen.fallback}
     facts = chosen.engine.facts
     found |= {"tasks": sorted(facts.tasks), "token_types": facts.token_types, "longest": facts.max_input_tokens}
-    found["scores"] = chosen.engine.prepare(*tokens(folder, chosen.engine)).run().tolist()
+    found["scores"] = chosen.engine.prepare(*tokens(folder, chosen.engine)).execute().tolist()
     chosen.engine.close()
     return found
 

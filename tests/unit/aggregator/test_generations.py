@@ -23,7 +23,7 @@ from aggregator.errors import Code, ModelServerLost
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.run import BatchRunner
-from aggregator.request.generated_text import GeneratedText
+from aggregator.request.generation import Generation
 from aggregator.request.request import Failure, Request
 from aggregator.scheduler.dispatcher import Batch, DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
@@ -107,7 +107,7 @@ class TwoServers:
 
     def ask(self, deadline_s: float = inf, **sampling: int) -> Request:
         """Queue a request."""
-        generation = GeneratedText(pb.Sampling(**sampling))  # type: ignore[arg-type]  # as the test says
+        generation = Generation(pb.Sampling(**sampling))  # type: ignore[arg-type]  # as the test says
         generation.begin("r1", PROMPT, Letters())
         request = any_request("p", received_s=self.now_s, deadline_s=deadline_s, generation=generation)
         query = Query(request, 0, Priority.DEFAULT, "", self.now_s, deadline_s)
@@ -122,7 +122,7 @@ class TwoServers:
         return [self.engines[batch.replica.name] for batch in batches]
 
     async def run(self, batch: Batch) -> None:
-        self.completed += await self.runner.run(self.revision, self.engines[batch.replica.name], batch)
+        self.completed += await self.runner.execute(self.revision, self.engines[batch.replica.name], batch)
 
     def seats(self) -> int:
         return sum(replica.seats for replica in self.revision.dispatcher.replicas.values())

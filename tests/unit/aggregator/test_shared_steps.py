@@ -30,7 +30,7 @@ from modelserver.scheduler.outbox import Outbox
 from modelserver.scheduler.queued_batch import Answer, MergeLimits, Outcome, QueuedBatch
 from modelserver.scheduler.step_limits import StepCost, StepLimits, StepTokens
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
-from modelserver.service.batch import decode
+from modelserver.service.batch import decode_batch
 from protos.generation.v1 import generation_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2
 from protos.modelserver.v1.curve import Curve, Rule
@@ -98,7 +98,7 @@ class SharedSteps(FakeEngine):
             self._news.clear()
             self._work.wait(self._engine)
             self._took_s = 0.0
-            self._work.run(self._engine)
+            self._work.execute(self._engine)
             await asyncio.sleep(self._took_s)
             ready, self._ready = self._ready, []
             for deliver in ready:
@@ -107,7 +107,7 @@ class SharedSteps(FakeEngine):
     async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
         self.batches.append(batch)
         answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        decoded = decode(
+        decoded = decode_batch(
             batch.token_ids,
             batch.lengths,
             isolated=batch.isolate,

@@ -81,7 +81,7 @@ def _vectors(engine: Engine, batches: Iterator[list[Sequence[int]]]) -> Vectors:
     parts: list[Vectors] = []
     for batch in batches:
         ids = np.array([token for text in batch for token in text], np.int32)
-        parts.append(engine.prepare(ids, np.array(list(map(len, batch)), np.int32)).run())
+        parts.append(engine.prepare(ids, np.array(list(map(len, batch)), np.int32)).execute())
     vectors = np.concatenate(parts)
     return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), np.float32)
 

@@ -46,7 +46,7 @@ def _seconds(engine: Engine, steps: int, queries: int, tokens: int) -> float:
     batches = np.random.default_rng().integers(_FIRST_ID, engine.facts.vocabulary_size, shape, np.int32)
     began_s = time.perf_counter()
     for token_ids in batches:
-        engine.prepare(token_ids, lengths).run()
+        engine.prepare(token_ids, lengths).execute()
     return time.perf_counter() - began_s
 
 

@@ -73,7 +73,7 @@ def _step(engine: Engine, total: int, rng: np.random.Generator) -> tuple[float, 
     def took_s() -> float:
         step = engine.prepare(*production_mix(total, engine.facts, rng))
         began_s = time.perf_counter()
-        step.run()
+        step.execute()
         return time.perf_counter() - began_s
 
     step_s = median([took_s() for _ in range(_STEPS + 1)][1:])

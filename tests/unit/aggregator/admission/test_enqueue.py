@@ -19,7 +19,7 @@ from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.engine import GenerationCosts
 from aggregator.errors import Code, InvalidRequest
-from aggregator.request.generated_text import GeneratedText
+from aggregator.request.generation import Generation
 from aggregator.request.request import Failure, Options, Request
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.dispatcher import DispatchPolicy
@@ -223,21 +223,21 @@ def test_a_text_counts_with_what_its_new_tokens_are_likely_to_take() -> None:
     generating = GenerationCosts(fixed_s=0.1, per_sequence_s=0.002, per_token_s=0.001, kv_tokens=1000, max_sequences=50)
     words = FakeTokenizer()
     served = ModelRevision(replace(DESCRIPTION, generation=generating), words, FakeCounting(words), DispatchPolicy())
-    assert served.generation_tokens(GeneratedText(Sampling())) == 64 * 4
-    assert served.generation_tokens(GeneratedText(Sampling(max_tokens=10))) == 10 * 4
-    ended = GeneratedText(Sampling(), prompt_ids=bytes(4 * 100), token_ids=array("i", [1] * 200))
+    assert served.generation_tokens(Generation(Sampling())) == 64 * 4
+    assert served.generation_tokens(Generation(Sampling(max_tokens=10))) == 10 * 4
+    ended = Generation(Sampling(), prompt_ids=bytes(4 * 100), token_ids=array("i", [1] * 200))
     for _ in range(500):
         served.finished_generation(ended, 3.0)
-    assert served.generation_tokens(GeneratedText(Sampling())) == pytest.approx(200 * 4, rel=0.01)
+    assert served.generation_tokens(Generation(Sampling())) == pytest.approx(200 * 4, rel=0.01)
     assert served.kv_token_s_per_token == pytest.approx((100 + 200 / 2) * 3.0 / (100 + 200 * 4), rel=0.01)
     embedding = ModelRevision(DESCRIPTION, words, FakeCounting(words), DispatchPolicy())
-    assert embedding.generation_tokens(GeneratedText(Sampling())) == embedding.kv_token_s_per_token == 0
+    assert embedding.generation_tokens(Generation(Sampling())) == embedding.kv_token_s_per_token == 0
 
 
 def prompted(*inputs: str, messages: Sequence[Message] = (), tenant: str = "") -> Request:
     """A call for a text of up to 10 new tokens."""
     asked = request(*inputs, tenant=tenant)
-    asked.generation = GeneratedText(Sampling(max_tokens=10), messages, first_token_by_s=NOW_S + 1.0)
+    asked.generation = Generation(Sampling(max_tokens=10), messages, first_token_by_s=NOW_S + 1.0)
     return asked
 
 
@@ -314,7 +314,7 @@ def test_a_text_that_is_likely_to_have_no_token_in_time_is_refused_and_through_k
 
     def text(in_s: float, source: FakeSource = GRPC) -> Request:
         asked = request(f"1 2 {next(numbers)}", source=source)
-        asked.generation = GeneratedText(Sampling(), first_token_by_s=NOW_S + in_s)
+        asked.generation = Generation(Sampling(), first_token_by_s=NOW_S + in_s)
         return asked
 
     assert intake.put(text(inf), text(2.5 * each_s), late := text(2.5 * each_s), text(3.5 * each_s)) == [late]

@@ -12,7 +12,7 @@ from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.app import make_limits
 from aggregator.errors import Code
-from aggregator.request.generated_text import GeneratedText
+from aggregator.request.generation import Generation
 from aggregator.request.request import Failure, Options, Request
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
@@ -236,7 +236,7 @@ def test_the_limits_are_checked_in_one_order_and_the_first_one_reached_is_told()
 
     def told(tenant: str, options: Options) -> str:
         asked = call(tenant, options=options)
-        asked.generation = GeneratedText(Sampling(), first_token_by_s=90.0)
+        asked.generation = Generation(Sampling(), first_token_by_s=90.0)
         refusal = intake.refusal(asked)
         assert refusal is not None
         return refusal.message

@@ -8,7 +8,7 @@ import grpc.aio
 import pytest
 
 from aggregator.reports.demand import _RECENT_TOKENS, DemandMeter, DemandReport, DemandServer  # pyright: ignore[reportPrivateUsage]
-from aggregator.request.generated_text import GeneratedText
+from aggregator.request.generation import Generation
 from aggregator.request.request import REDIS, Backlog, Held
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
@@ -96,7 +96,7 @@ async def test_requests_count_with_all_their_inputs_whatever_name_their_model_go
     assert told.held_tokens == 90
 
 
-TEXT = GeneratedText(Sampling())
+TEXT = Generation(Sampling())
 _NOWHERE = (TokenQueue(QueuePolicy()), None, 0.0)
 
 

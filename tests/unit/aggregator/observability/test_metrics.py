@@ -13,7 +13,7 @@ from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
 from aggregator.reports import gauges
 from aggregator.reports.gauges import GAUGES, OnLoop, Values, gauge_values
-from aggregator.request.generated_text import GeneratedText
+from aggregator.request.generation import Generation
 from aggregator.request.request import Backlog
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import Batch
@@ -84,7 +84,7 @@ def test_a_batch_shows_its_size_its_fill_and_its_reason() -> None:
 
 def test_a_generation_shows_its_tokens_its_duration_and_the_time_between_tokens() -> None:
     buffer = MetricsBuffer()
-    generation = GeneratedText(Sampling(), first_token_s=11.0)
+    generation = Generation(Sampling(), first_token_s=11.0)
     generation.prompt_ids = bytes(4 * 3)
     generation.token_ids.extend([1, 2, 3, 4, 5])
     Metrics(buffer).generated("m", generation, total_s=3.0, received_s=10.0, failure=None)

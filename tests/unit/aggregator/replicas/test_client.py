@@ -14,7 +14,7 @@ from aggregator.engine import StepResult
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost, ModelServerTimedOut
 from aggregator.observability.costs import Costs
 from aggregator.replicas.answers import BadDescription, checked_description
-from aggregator.replicas.client import GrpcEngine, ModelServerClient
+from aggregator.replicas.client import ModelServer, ModelServerClient
 from aggregator.replicas.generate_call import GenerateCall, StreamStreamCall
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.modelserver.v1 import modelserver_pb2 as pb
@@ -40,11 +40,11 @@ async def client(server: FakeModelServer) -> AsyncIterator[ModelServerClient]:
 
 
 @pytest.fixture
-async def engine(client: ModelServerClient) -> GrpcEngine:
-    return GrpcEngine(client, await client.describe(TIMEOUT_S))
+async def engine(client: ModelServerClient) -> ModelServer:
+    return ModelServer(client, await client.describe(TIMEOUT_S))
 
 
-async def under_way(server: FakeModelServer, engine: GrpcEngine) -> asyncio.Task[StepResult]:
+async def under_way(server: FakeModelServer, engine: ModelServer) -> asyncio.Task[StepResult]:
     """A batch that has come to its server, which hangs."""
     server.open.clear()
     sent = asyncio.create_task(engine.embed(BATCH, timeout_s=TIMEOUT_S))
@@ -54,7 +54,7 @@ async def under_way(server: FakeModelServer, engine: GrpcEngine) -> asyncio.Task
     return sent
 
 
-async def test_a_batch_larger_than_grpcs_usual_limit_goes_through(engine: GrpcEngine) -> None:
+async def test_a_batch_larger_than_grpcs_usual_limit_goes_through(engine: ModelServer) -> None:
     large = batch(list(range(1_500_000)))
     assert len(large.token_ids) > 4 * 1024 * 1024
     assert (await engine.embed(large, timeout_s=TIMEOUT_S)).matrix.shape == (1, 8)
@@ -75,7 +75,7 @@ async def test_a_batch_larger_than_grpcs_usual_limit_goes_through(engine: GrpcEn
     ],
 )
 async def test_a_status_says_whether_the_server_was_busy_lost_or_its_engine_failed(
-    server: FakeModelServer, engine: GrpcEngine, code: grpc.StatusCode, error: type[BatchFailed]
+    server: FakeModelServer, engine: ModelServer, code: grpc.StatusCode, error: type[BatchFailed]
 ) -> None:
     def refuse(_: pb.EmbedBatchRequest) -> pb.EmbedBatchResponse:
         raise Refusal(code)
@@ -86,12 +86,12 @@ async def test_a_status_says_whether_the_server_was_busy_lost_or_its_engine_fail
     assert type(caught.value) is error
 
 
-async def test_a_message_too_large_for_grpc_is_not_a_busy_server(engine: GrpcEngine) -> None:
+async def test_a_message_too_large_for_grpc_is_not_a_busy_server(engine: ModelServer) -> None:
     with pytest.raises(EngineFailed, match="larger than max"):
         await engine.embed(batch([1], token_ids=bytes(65 * 1024 * 1024)), timeout_s=TIMEOUT_S)
 
 
-async def test_a_server_killed_under_way_is_lost_at_once(server: FakeModelServer, engine: GrpcEngine) -> None:
+async def test_a_server_killed_under_way_is_lost_at_once(server: FakeModelServer, engine: ModelServer) -> None:
     sent = await under_way(server, engine)
     await server.kill()
     async with asyncio.timeout(TIMEOUT_S / 2):
@@ -101,7 +101,7 @@ async def test_a_server_killed_under_way_is_lost_at_once(server: FakeModelServer
 
 
 async def test_a_connection_that_is_closed_loses_the_server_and_cancels_nobody(
-    server: FakeModelServer, client: ModelServerClient, engine: GrpcEngine
+    server: FakeModelServer, client: ModelServerClient, engine: ModelServer
 ) -> None:
     sent = await under_way(server, engine)
     await client.close()
@@ -112,7 +112,7 @@ async def test_a_connection_that_is_closed_loses_the_server_and_cancels_nobody(
     server.open.set()
 
 
-async def test_bytes_that_are_no_message_lose_the_server(server: FakeModelServer, engine: GrpcEngine) -> None:
+async def test_bytes_that_are_no_message_lose_the_server(server: FakeModelServer, engine: ModelServer) -> None:
     server.garbage = b"\xff\xff\xff"
     with pytest.raises(ModelServerLost):
         await engine.embed(BATCH, timeout_s=TIMEOUT_S)
@@ -155,10 +155,10 @@ def test_the_last_steps_are_kept_as_they_were_reported_and_the_load_is_that_of_t
     assert before is None
     assert call.load is call.last_steps[-1]
     assert call.load is not None
-    assert (call.load.decoding_sequences, call.load.prompt_tokens, call.load.embedding_tokens) == (2, 599, 40)
+    assert (call.load.decoding_sequences, call.load.prefill_tokens, call.load.embedding_tokens) == (2, 599, 40)
     assert len(call.last_steps) == 512
     call.read(pb.GenerateStep())  # a refusal is no step
-    assert call.load.prompt_tokens == 599
+    assert call.load.prefill_tokens == 599
 
 
 def charged(*seconds: float, accounts: int | None = None) -> pb.GenerateStep:

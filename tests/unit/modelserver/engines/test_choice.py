@@ -51,10 +51,10 @@ class ShiftedStep:
     token_ids: IdArray
     lengths: IdArray
 
-    def run(self) -> Matrix:
+    def execute(self) -> Matrix:
         if self.engine.raises:
             raise RuntimeError("another vLLM")
-        matrix = SyntheticEngine(FACTS, 0.0, 0.0).prepare(self.token_ids, self.lengths).run()
+        matrix = SyntheticEngine(FACTS, 0.0, 0.0).prepare(self.token_ids, self.lengths).execute()
         matrix = matrix / np.linalg.norm(matrix, axis=1, keepdims=True) * np.float32(7)
         matrix[-1, 0] += np.float32(7 * self.engine.error)
         return np.asarray(matrix, np.float32)

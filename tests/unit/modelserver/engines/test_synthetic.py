@@ -39,7 +39,7 @@ def test_a_querys_vector_does_not_depend_on_its_neighbours(batch: list[list[int]
 def test_a_step_takes_its_fixed_time_and_a_time_for_each_token() -> None:
     slept: list[float] = []
     engine = SyntheticEngine(facts_of(), 0.5, 0.25, sleep=slept.append)
-    engine.prepare(*packed([1, 2], [3])).run()
+    engine.prepare(*packed([1, 2], [3])).execute()
     assert slept == [1.25]
     assert engine.step_s(3) == 1.25
 
@@ -48,7 +48,7 @@ def test_scores_are_a_hash_of_a_pairs_ids_from_0_to_1() -> None:
     scoring = Scoring(("",), Activation.SIGMOID)
     engine = SyntheticEngine(replace(facts_of(), dimensions=1, scoring=scoring), 0.0, 0.0)
     pairs = packed(*([101, word, 102, 7, 102] for word in range(500)))
-    found = engine.prepare(*pairs).run()
+    found = engine.prepare(*pairs).execute()
     assert found.shape == (500, 1)
     assert (found >= 0).all()
     assert (found < 1).all()

@@ -66,7 +66,7 @@ class TimedStep:
     engine: TimedEngine
     tokens: int
 
-    def run(self) -> Matrix:
+    def execute(self) -> Matrix:
         engine = self.engine
         engine.totals.append(self.tokens)
         engine.now_s += curve_s(self.tokens) * float(engine.rng.lognormal(0, engine.noise))
@@ -111,10 +111,10 @@ def test_one_stray_step_in_three_moves_no_point() -> None:
 
     class StumblingStep(TimedStep):
         @override
-        def run(self) -> Matrix:
+        def execute(self) -> Matrix:
             if self.engine.totals.count(self.tokens) % 3 == 1:
                 self.engine.now_s += 1.0
-            return super().run()
+            return super().execute()
 
     class Stumbling(TimedEngine):
         @override

@@ -61,7 +61,7 @@ class MachineStep:
     tokens: int
     queries: int
 
-    def run(self) -> Matrix:
+    def execute(self) -> Matrix:
         with self.machine.threads.of(self.tokens):
             self.machine.steps.append((self.tokens, self.machine.in_use))
             self.machine.now_s += self.machine.step_s(self.tokens, self.machine.in_use)

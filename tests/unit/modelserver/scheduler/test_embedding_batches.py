@@ -88,7 +88,7 @@ class Server:
 
     def step(self) -> None:
         if self.work.wait(self.engine):
-            self.work.run(self.engine)
+            self.work.execute(self.engine)
 
     def finish(self) -> None:
         self.step()
@@ -233,7 +233,7 @@ def test_what_a_broken_engine_held_is_tried_elsewhere() -> None:
     server.embed("b", [POISON])
     server.work.wait(server.engine)
     with pytest.raises(EngineBroken):
-        server.work.run(server.engine)
+        server.work.execute(server.engine)
     assert all(isinstance(server.outcomes[name], EngineBroken) for name in "ab")
 
 

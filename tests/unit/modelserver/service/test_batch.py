@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from modelserver.engines.engine import Activation, Scoring, Task
 from modelserver.errors import InvalidBatch
-from modelserver.service.batch import Batch, QueryFault, decode, encode
+from modelserver.service.batch import Batch, QueryFault, decode_batch, encode
 from tests.support.fake_step_engine import facts_of
 
 FACTS = facts_of(step_tokens=100, step_queries=8, max_input_tokens=20)
@@ -25,7 +25,7 @@ def wire(*values: int) -> bytes:
 def decoded(*queries: list[int], isolated: bool = False, max_step_tokens: int = 0) -> Batch:
     ids = wire(*(token for query in queries for token in query))
     lengths = wire(*map(len, queries))
-    return decode(ids, lengths, isolated=isolated, max_step_tokens=max_step_tokens, facts=FACTS)
+    return decode_batch(ids, lengths, isolated=isolated, max_step_tokens=max_step_tokens, facts=FACTS)
 
 
 def test_a_sender_without_a_budget_gets_the_whole_step() -> None:
@@ -38,7 +38,7 @@ def paired(second_segments: bytes) -> Batch:
     scoring = Scoring(("",), Activation.SIGMOID, token_types=True)
     facts = replace(FACTS, tasks=frozenset((Task.RANK,)), scoring=scoring)
     ids, lengths = wire(1, 2, 1, 2, 9999, 5, 6), wire(2, 0, 3, 2)
-    return decode(ids, lengths, second_segments, isolated=False, max_step_tokens=0, facts=facts)
+    return decode_batch(ids, lengths, second_segments, isolated=False, max_step_tokens=0, facts=facts)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def paired(second_segments: bytes) -> Batch:
 )
 def test_what_is_not_a_batch_is_refused_whole(ids: bytes, lengths: bytes, words: str) -> None:
     with pytest.raises(InvalidBatch, match=words):
-        decode(ids, lengths, isolated=False, max_step_tokens=0, facts=FACTS)
+        decode_batch(ids, lengths, isolated=False, max_step_tokens=0, facts=FACTS)
 
 
 def test_a_vector_that_is_not_finite_is_a_fault_of_its_query_alone() -> None:
@@ -90,7 +90,7 @@ def test_second_segments_that_fit_no_batch_are_refused(second: bytes, words: str
 
 def test_a_model_without_token_types_takes_no_second_segments() -> None:
     with pytest.raises(InvalidBatch, match="no token types"):
-        decode(wire(1), wire(1), wire(0), isolated=False, max_step_tokens=0, facts=FACTS)
+        decode_batch(wire(1), wire(1), wire(0), isolated=False, max_step_tokens=0, facts=FACTS)
 
 
 def test_vectors_of_a_good_batch_go_out_as_they_are() -> None:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
-from aggregator.request.generated_text import GeneratedText, logprobs_of
+from aggregator.request.generation import Generation, logprobs_of
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.load import Limits, Load, Room
@@ -55,7 +55,7 @@ def room() -> Room:
     return Load(Limits(), Metrics(MetricsBuffer())).enter(())
 
 
-def begun(tokenizer: GenerationTokenizer | None = None, /, **fields: Any) -> tuple[Request, GeneratedText, Writer]:
+def begun(tokenizer: GenerationTokenizer | None = None, /, **fields: Any) -> tuple[Request, Generation, Writer]:
     """The request for a body, with a prompt of two tokens, and its writer."""
     reader = GenerationReader(NoModels(), trusts_token_ids=False)
     read = reader.chat if "messages" in fields else reader.completion

@@ -39,7 +39,7 @@ class Forgetful:
     "command",
     [
         lambda server: server.send([]),
-        lambda server: server.run("return 1", "key"),
+        lambda server: server.evaluate("return 1", "key"),
         lambda server: server.wait_for_entry("requests", b"0", 1.0),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.request.generated_text import GeneratedText, logprobs_of
+from aggregator.request.generation import Generation, logprobs_of
 from protos.generation.v1 import generation_pb2 as pb
 
 
@@ -18,8 +18,8 @@ class Letters:
         return self._pieces[token_id]
 
 
-def text(*pieces: str, **sampling: object) -> GeneratedText:
-    begun = GeneratedText(pb.Sampling(**sampling))  # type: ignore[arg-type]
+def text(*pieces: str, **sampling: object) -> Generation:
+    begun = Generation(pb.Sampling(**sampling))  # type: ignore[arg-type]
     begun.begin("r1", b"\x01\x00\x00\x00", Letters(*pieces))
     return begun
 

@@ -12,7 +12,7 @@ from protos.generation.v1 import generation_pb2 as pb
 
 
 @dataclass(slots=True, eq=False)
-class GeneratedText:
+class Generation:
     """A generation: one prompt, how to sample, and the tokens so far.
 
     `messages`: a chat, from which the model's template makes the prompt. `prompt_ids` are int32 little endian. Times
@@ -70,7 +70,7 @@ class GeneratedText:
     @property
     def text(self) -> str:
         """The decoded text, without an end that may begin a stop string."""
-        self._decode()
+        self._detokenize()
         return self._text[: self._ready]
 
     def begin(self, model_revision: str, prompt_ids: bytes, detokenizer: Detokenizer) -> None:
@@ -102,7 +102,7 @@ class GeneratedText:
         for place, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
             self._stop_tokens = max(0, stop_tokens - (len(token_ids) - place - 1))
-            self._decode()
+            self._detokenize()
             if len(self.token_ids) > self.sampling.min_tokens and self._ends_at_stop():
                 self.logprobs += logprobs[: place + 1]
                 return True
@@ -112,13 +112,13 @@ class GeneratedText:
         return False
 
     def end(self, finish_reason: int) -> None:
-        self._decode()
+        self._detokenize()
         self.finish_reason = finish_reason
         self._ready = len(self._text)
 
     def read_new(self) -> tuple[int, str, Sequence[int], Sequence[pb.TokenLogprobs]]:
         """The new part since the last call: the index of the first new token, text, ids, logprobs."""
-        self._decode()
+        self._detokenize()
         first = self.sent_tokens
         text = self._text[self._sent : self._ready]
         ids, logprobs = self.token_ids[first:], self.logprobs[first:]
@@ -129,7 +129,7 @@ class GeneratedText:
         """Let the next `read_new` return everything."""
         self.sent_tokens = self._sent = 0
 
-    def _decode(self) -> None:
+    def _detokenize(self) -> None:
         ids = self.token_ids[self._decoded : len(self.token_ids) - self._stop_tokens]
         if not ids:
             return
