@@ -1,10 +1,12 @@
-"""The calls to the Kubernetes API and their errors."""
+"""The Kubernetes API: its objects and errors, and a connection, whose client is imported only then."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from k8s.connection import Kubernetes
 
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -19,38 +21,11 @@ class KubernetesError(Exception):
         self.status = status
 
 
-class Kubernetes(Protocol):
-    """An API server, used by one account. Objects are plain JSON, so fields that this code does not know are kept."""
+def connect() -> Kubernetes:
+    """With the service account of the pod; outside of a cluster, with the kubeconfig. Raises StartError."""
+    from k8s.connection import Kubernetes, configuration  # noqa: PLC0415 - takes 0.4 s of CPU and 15 MB
 
-    async def get(self, path: str) -> Object:
-        """An object, or a list; `path` may have a query. Raises KubernetesError."""
-        ...
-
-    async def update(self, path: str, content: Object) -> Object:
-        """Replace an object; 409 when it changed since it was read. Raises KubernetesError."""
-        ...
-
-    async def patch(self, path: str, content: Object) -> Object:
-        """Merge into an object. Raises KubernetesError."""
-        ...
-
-    async def create(self, path: str, content: Object) -> Object: ...
-
-    async def apply(self, path: str, content: Object, manager: str, *, force: bool) -> Object:
-        """Server-side apply: make or change an object; 409 if a field of another manager differs, unless forced.
-
-        Raises KubernetesError.
-        """
-        ...
-
-    def watch_endpoint_slices(self, namespace: str, service: str, version: str) -> AsyncGenerator[Object]:
-        """Events of a Service's EndpointSlices after the version of a list, until the server ends the watch.
-
-        Raises KubernetesError.
-        """
-        ...
-
-    async def close(self) -> None: ...
+    return Kubernetes(configuration())
 
 
 def slices_of(service: str) -> str:

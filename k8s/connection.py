@@ -13,10 +13,9 @@ from typing import ParamSpec, TypeVar, cast
 
 from kubernetes import client, config, watch
 from kubernetes.config.incluster_config import SERVICE_HOST_ENV_NAME
-from typing_extensions import override
 from urllib3.exceptions import HTTPError
 
-from k8s.api import Kubernetes, KubernetesError, Object, slices_of
+from k8s.api import KubernetesError, Object, slices_of
 from k8s.process.errors import StartError
 
 _TIMEOUT_S = 10.0
@@ -52,11 +51,11 @@ def configuration() -> client.Configuration:
     return found
 
 
-class Connection(Kubernetes):
-    """An API server, used by one account.
+class Kubernetes:
+    """An API server, used by one account. Every call raises KubernetesError.
 
-    Objects stay JSON: the models of the client refuse fields that are newer than the client, and those of the core
-    group alone take a second to import.
+    Objects stay JSON, so fields that this code does not know are kept: the models of the client refuse fields that are
+    newer than the client, and those of the core group alone take a second to import.
     """
 
     def __init__(self, configuration: client.Configuration) -> None:
@@ -66,29 +65,28 @@ class Connection(Kubernetes):
         self._client.user_agent = "tokenbatch"
         self._discovery = client.DiscoveryV1Api(self._client)
 
-    @override
     async def get(self, path: str) -> Object:
+        """An object, or a list; `path` may have a query."""
         return await _in_thread(self._call, "GET", path)
 
-    @override
     async def update(self, path: str, content: Object) -> Object:
+        """Replace an object; 409 when it changed since it was read."""
         return await _in_thread(self._call, "PUT", path, content)
 
-    @override
     async def patch(self, path: str, content: Object) -> Object:
+        """Merge into an object."""
         return await _in_thread(self._call, "PATCH", path, content, kind=_MERGE)
 
-    @override
     async def create(self, path: str, content: Object) -> Object:
         return await _in_thread(self._call, "POST", path, content)
 
-    @override
     async def apply(self, path: str, content: Object, manager: str, *, force: bool) -> Object:
+        """Server-side apply: make or change an object; 409 if a field of another manager differs, unless forced."""
         query = {"fieldManager": manager, "force": str(force).lower()}
         return await _in_thread(self._call, "PATCH", path, content, kind=_APPLY, query=query)
 
-    @override
     async def watch_endpoint_slices(self, namespace: str, service: str, version: str) -> AsyncGenerator[Object]:
+        """Events of a Service's EndpointSlices after the version of a list, until the server ends the watch."""
         watched = watch.Watch(object)
         stream = watched.stream(
             self._discovery.list_namespaced_endpoint_slice,
@@ -108,7 +106,6 @@ class Connection(Kubernetes):
             with suppress(ValueError):  # its thread still runs it, and ends when the socket is closed
                 events.close()
 
-    @override
     async def close(self) -> None:
         self._client.close()
 

@@ -9,10 +9,14 @@ import re
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from k8s.api import Kubernetes, KubernetesError, Object, slices_of
+from k8s.api import KubernetesError, Object, slices_of
 from k8s.process.addresses import split_server
 from k8s.process.errors import StartError
+
+if TYPE_CHECKING:
+    from k8s.connection import Kubernetes
 
 _LOG = logging.getLogger(__name__)
 SCHEME = "k8s://"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import aiohttp
@@ -27,8 +27,7 @@ from google.protobuf.message import Message
 
 from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings, KafkaSettings, TopicSettings
 from aggregator.sources.kafka.connection import client_options
-from k8s.api import Kubernetes, KubernetesError
-from k8s.connect import connect
+from k8s.api import KubernetesError, connect
 from k8s.process.errors import StartError
 from k8s.process.settings import load
 from k8s.scaler.external_metrics.discovery import GROUP, VERSION
@@ -39,6 +38,9 @@ from protos.generation.v1 import generation_pb2 as texts
 from protos.generation.v1.generation_pb2_grpc import GenerationStub
 from protos.ranking.v1 import ranking_pb2 as scores
 from protos.ranking.v1.ranking_pb2_grpc import RankingStub
+
+if TYPE_CHECKING:
+    from k8s.connection import Kubernetes
 
 QUESTION = "how far away is the moon"
 NEAR = "what is the distance from the earth to the moon"

@@ -8,13 +8,16 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from aggregator.settings.addresses import DnsAddress, changes, parse
 from k8s import endpoints
-from k8s.api import Kubernetes
-from k8s.connect import connect
+from k8s.api import connect
+
+if TYPE_CHECKING:
+    from k8s.connection import Kubernetes
 
 _LOG = logging.getLogger(__name__)
 

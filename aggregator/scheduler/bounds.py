@@ -38,6 +38,9 @@ class SharedBound:
     def holders(self) -> int:
         return len(self._held)
 
+    def held(self, holder: str) -> int:
+        return self._held.get(holder, 0)
+
     def has_room(self, amount: int) -> bool:
         """Whether `amount` more fits the limit; the first one always does."""
         return not self.total or self.total + amount <= self._most
@@ -114,15 +117,14 @@ class Admission:
         self.released = 0
         self._stopped: frozenset[Priority] = frozenset()
         self._resumes_below = self._stops_at = 0.0
-        self._called: dict[str, int] = {}
-        self._called_total = 0
+        self._calls = SharedBound(policy.max_tokens)
         self._closed: set[str] = set()
         self._drain = Drain()
 
     @property
     def holds_calls(self) -> bool:
         """Whether some of them are of gRPC calls."""
-        return bool(self._called)
+        return self._calls.holders > 0
 
     def full(self, tenant: str, token_count: int) -> Full | None:
         """The limit that a call of `token_count` tokens does not fit, if any; a call fits whenever nothing is held.
@@ -132,7 +134,7 @@ class Admission:
         """
         if not self.total:
             return None
-        held = self._called.get(tenant, 0)
+        held = self._calls.held(tenant)
         bound, over = self._excess(tenant, held, token_count, closed=tenant in self._closed)
         if over <= 0:
             self._closed.discard(tenant)
@@ -141,7 +143,8 @@ class Admission:
             self._closed.add(tenant)
             bound, over = self._excess(tenant, held, token_count, closed=True)
         # Tenants are served in turn: while one tenant's tokens are served, so are as many of each other's.
-        ahead = min(self._called_total, held * len(self._called)) or self._called_total or self.total
+        called = self._calls.total
+        ahead = min(called, held * self._calls.holders) or called or self.total
         return Full(bound, over, ahead)
 
     def _excess(self, tenant: str, held: int, token_count: int, *, closed: bool) -> tuple[Bound, int]:
@@ -153,7 +156,7 @@ class Admission:
             share = open_share * self._policy.tenant_factor / (1.0 + self._policy.tenant_factor)  # when it is alone
             of_tenant = excess(held, token_count, free, share / (1.0 - share))
         elif closed:
-            of_model += ceil((1.0 - open_share) * (free + self._called_total))
+            of_model += ceil((1.0 - open_share) * (free + self._calls.total))
         return (Bound.MODEL, of_model) if of_model >= of_tenant else (Bound.TENANT, ceil(of_tenant))
 
     def tokens_per_s(self, now_s: float) -> float | None:
@@ -164,8 +167,7 @@ class Admission:
         """Count the tokens of a request in. One that is not `refusable` always fits: its source pauses before."""
         self.total += token_count
         if refusable:
-            self._called[tenant] = self._called.get(tenant, 0) + token_count
-            self._called_total += token_count
+            self._calls.take((tenant,), token_count)
 
     def release(self, token_count: int, tenant: str = "", *, refusable: bool) -> None:
         """Count the tokens of a request out, once its reply is delivered."""
@@ -173,11 +175,8 @@ class Admission:
         self.released += token_count
         assert self.total >= 0, "More tokens were released than were held. This is a bug."
         if refusable:
-            self._called_total -= token_count
-            left = self._called.pop(tenant, 0) - token_count  # none is there after calls without a token
-            if left:
-                self._called[tenant] = left
-            else:
+            self._calls.give_back((tenant,), token_count)
+            if not self._calls.held(tenant):
                 self._closed.discard(tenant)
 
     def is_filled(self, token_count: int) -> bool:

@@ -7,9 +7,9 @@ import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from k8s.api import Kubernetes, KubernetesError, this_namespace
-from k8s.connect import connect
+from k8s.api import KubernetesError, connect, this_namespace
 from k8s.endpoints import SCHEME, ServiceAddress, serving
 from k8s.process import open_files, telemetry
 from k8s.process.metrics_buffer import Instrument, Labels, MetricsBuffer
@@ -23,6 +23,9 @@ from k8s.scaler.measuring.rounds import Measuring
 from k8s.scaler.other_scalers import Peers
 from k8s.scaler.published import Published
 from k8s.scaler.settings import ApiSettings, ScalerSettings
+
+if TYPE_CHECKING:
+    from k8s.connection import Kubernetes
 
 _LOG = logging.getLogger(__name__)
 _CHECKED_EVERY_S = 30.0

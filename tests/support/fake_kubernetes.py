@@ -11,8 +11,7 @@ from typing import Any
 from aiohttp import web
 from kubernetes.client import Configuration
 
-from k8s.api import Kubernetes
-from k8s.connection import Connection
+from k8s.connection import Kubernetes
 
 Object = dict[str, Any]
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
@@ -51,7 +50,7 @@ class FakeKubernetesApi:
             await runner.cleanup()
 
     def client(self) -> Kubernetes:
-        return Connection(Configuration(self.url, proxy=""))
+        return Kubernetes(Configuration(self.url, proxy=""))
 
     @property
     def url(self) -> str:

@@ -10,10 +10,13 @@ import base64
 import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from k8s.api import Kubernetes, KubernetesError, Object
+from k8s.api import KubernetesError, Object
 from k8s.scaler.external_metrics.discovery import GROUP, VERSION
+
+if TYPE_CHECKING:
+    from k8s.connection import Kubernetes
 
 _LOG = logging.getLogger(__name__)
 NAME = f"{VERSION}.{GROUP}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from aiokafka.errors import KafkaError
 
 from aggregator.settings.aggregator import KafkaSettings
-from k8s.api import Kubernetes, KubernetesError
+from k8s.api import KubernetesError
 from k8s.scaler.measuring.aggregators import Aggregators
 from k8s.scaler.measuring.demand import DemandPolicy, StaleInputError
 from k8s.scaler.measuring.figures import ModelFigures, Replicas, TopicShares
@@ -17,6 +18,9 @@ from k8s.scaler.measuring.kafka_lag import KafkaLag, LogEnds
 from k8s.scaler.other_scalers import Peers
 from k8s.scaler.published import Published
 from k8s.scaler.settings import ModelSettings, ScalerSettings
+
+if TYPE_CHECKING:
+    from k8s.connection import Kubernetes
 
 _LOG = logging.getLogger(__name__)
 

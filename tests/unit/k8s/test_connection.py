@@ -16,9 +16,8 @@ from kubernetes.client import Configuration
 from kubernetes.config import incluster_config
 
 from k8s import connection
-from k8s.api import KubernetesError
-from k8s.connect import connect
-from k8s.connection import Connection, configuration
+from k8s.api import KubernetesError, connect
+from k8s.connection import Kubernetes, configuration
 from tests.support.fake_kubernetes import FakeKubernetesApi
 from tests.support.until import until
 
@@ -113,7 +112,7 @@ async def test_a_refusal_says_why() -> None:
 async def test_a_server_that_falls_silent_is_not_waited_for(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_TIMEOUT_S", 0.1)
     monkeypatch.setattr(connection, "_WATCH_SILENCE_S", 0.1)
-    kubernetes = Connection(Configuration(silent, proxy=""))
+    kubernetes = Kubernetes(Configuration(silent, proxy=""))
     for call in (
         kubernetes.get(SECRET),
         anext(kubernetes.watch_endpoint_slices("ns", "models", "1")),

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from k8s.api import Kubernetes
+from k8s.connection import Kubernetes
 from k8s.endpoints import ServiceAddress, addresses, endpoints, serving
 from k8s.process.errors import StartError
 from tests.support.fake_kubernetes import SLICES, FakeKubernetesApi, slice_of

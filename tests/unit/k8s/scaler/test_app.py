@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from aggregator.reports.demand import DemandServer
 from aggregator.settings.aggregator import KafkaSettings
-from k8s.api import Kubernetes
+from k8s.connection import Kubernetes
 from k8s.process.telemetry import TelemetrySettings
 from k8s.scaler.__main__ import main
 from k8s.scaler.app import Scaler

@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509
 
-from k8s.api import Kubernetes, KubernetesError
+from k8s.api import KubernetesError
+from k8s.connection import Kubernetes
 from k8s.scaler.external_metrics.identity import Certificate, is_due, make, serving_certificate
 from tests.support.fake_kubernetes import FakeKubernetesApi
 

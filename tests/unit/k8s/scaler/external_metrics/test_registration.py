@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from k8s.api import Kubernetes
+from k8s.connection import Kubernetes
 from k8s.scaler.external_metrics.registration import PATH, Registration
 from tests.support.fake_kubernetes import FakeKubernetesApi
 
