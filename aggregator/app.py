@@ -263,7 +263,7 @@ def _limits(settings: AggregatorSettings) -> Limits:
 
 
 def few_files(settings: AggregatorSettings) -> str:
-    """Which bounds the limit of open files lowers; empty where it lowers none."""
+    """The bounds that the limit of open files lowers; empty where it lowers none."""
     return open_files.shortage(Limits().max_connections, _ports(settings))
 
 

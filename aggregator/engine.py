@@ -97,7 +97,7 @@ class ServerDescription:
 def differences(one: ServerDescription, other: ServerDescription) -> list[str]:
     """The fields in which two servers of one model revision differ, although their answers must be interchangeable.
 
-    Servers of different tasks share the tokenizer only. Those that embed may take inputs of different lengths.
+    Servers of different tasks share the tokenizer only. Servers that embed may take inputs of different lengths.
     """
     names: tuple[str, ...] = ("tokenizer_fingerprint", "vocabulary_size")
     if one.generation is not None and other.generation is not None:

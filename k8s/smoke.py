@@ -240,7 +240,7 @@ async def by_metric(kubernetes: Kubernetes, metric: str) -> str:
 
 
 async def _served_by(kubernetes: Kubernetes) -> str:
-    """Who serves the external metrics API of the cluster, in words."""
+    """The server of the cluster's external metrics API, in words."""
     try:
         it = holder(await kubernetes.get(PATH))
     except KubernetesError as error:

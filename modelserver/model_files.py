@@ -191,7 +191,7 @@ def _mapping(file: Path) -> dict[str, Any]:
 
 
 def _tokenizer_files(path: Path) -> dict[str, bytes]:
-    """What an aggregator counts with: the files as they are, but for a tokenizer.json that lowers if its model does."""
+    """The files that an aggregator counts with, as they are, but for a tokenizer.json that lowers if its model does."""
     if not (path / TOKENIZER_FILE).is_file():
         raise CannotStart(
             f"{path} holds no {TOKENIZER_FILE}: save a fast tokenizer beside the model, with"
@@ -223,7 +223,7 @@ def lowered(tokenizer: bytes) -> bytes:
 
 
 def sentence_config(path: Path) -> dict[str, Any]:
-    """What sentence-transformers saved of its tokenization. Raises CannotStart for rules that are not applied."""
+    """The tokenization that sentence-transformers saved. Raises CannotStart for rules that are not applied."""
     file = next((path / name for name in _SENTENCE_CONFIGS if _mapping(path / name)), path / _SENTENCE_CONFIGS[0])
     content = _mapping(file)
     if set_keys := [key for key in _PER_TASK if content.get(key)]:
@@ -271,7 +271,7 @@ def _max_input_tokens(path: Path, config: Mapping[str, Any]) -> int:
 
 
 def tokenizer_arguments(sentence: Mapping[str, Any]) -> dict[str, Any]:
-    """What a sentence config passes to AutoTokenizer, under its old key and its new one; never to run code."""
+    """A sentence config's arguments of AutoTokenizer, under its old key and its new one; never to run code."""
     given = {**(sentence.get("tokenizer_args") or {}), **(sentence.get("processor_kwargs") or {})}
     given.pop("trust_remote_code", None)
     return given

@@ -77,7 +77,7 @@ def cpu_quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
 
 
 def check_installation() -> str:
-    """Which vLLM is installed ("vllm 0.32.0"). Raises CannotStart when it is missing, or lacks what it needs."""
+    """The installed vLLM ("vllm 0.32.0"). Raises CannotStart when it is missing, or lacks what it needs."""
     name = installed_vllm()
     if name is None:
         raise CannotStart(

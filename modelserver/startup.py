@@ -179,7 +179,7 @@ def profile_owner(settings: ModelServerSettings, facts: EngineFacts, files: Mode
 
 
 def queue_bounds(facts: EngineFacts) -> QueueBounds:
-    """What a step of this engine holds, and how many tokens may wait for one."""
+    """The size of a step of this engine, and of the queue before it, in tokens."""
     limits = MergeLimits(facts.step_token_capacity, facts.step_query_capacity)
     return QueueBounds(limits, _QUEUE_STEPS * facts.step_token_capacity)
 

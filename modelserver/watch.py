@@ -1,4 +1,4 @@
-"""What the engine's thread does, and whether that takes longer than it may."""
+"""The work of the engine's thread, and whether it takes longer than it may."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class ModelRevision:
         return (len(sequence) - self._mark_bytes) // _ID_BYTES
 
     def pair_ends(self, query: str) -> tuple[str, str]:
-        """What the model's template of text puts before and after a document."""
+        """The text that the model's template puts before and after a document."""
         template = self.description.pair_template
         before, _, after = (template.text if template is not None else "").partition("{document}")
         return before.replace("{query}", query), after.replace("{query}", query)

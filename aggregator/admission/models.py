@@ -63,7 +63,7 @@ class Model:
 
     @property
     def revisions(self) -> list[ModelRevision]:
-        """Those of all its tasks."""
+        """The revisions of all its tasks."""
         return [model_revision for served in self.tasks.values() for model_revision in served.revisions.values()]
 
     @property

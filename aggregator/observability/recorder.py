@@ -70,7 +70,7 @@ class Recent(NamedTuple):
 
 
 class Recorder:
-    """What happened in the last minute. Used on the event loop."""
+    """The events of the last minute. Used on the event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -82,7 +82,7 @@ class Recorder:
         self._first_tokens: list[float] = []
 
     def look(self) -> None:
-        """Somebody looks: record for a minute more. What is older than a minute is forgotten."""
+        """Somebody looks: record for a minute more. Older events are forgotten."""
         now_s = self._clock()
         if now_s >= self._until_s:
             self._batches.clear()
@@ -129,7 +129,7 @@ class Recorder:
         return [record for lane in self._batches.values() for record in lane if record.end_s >= oldest_s]
 
     def take(self) -> Recent:
-        """What came since the last call."""
+        """The events since the last call."""
         latencies = {source: np.concatenate(parts) for source, parts in self._latencies.items()}
         recent = Recent(latencies, self._waits, self._first_tokens)
         self._latencies, self._waits, self._first_tokens = {}, {}, []

@@ -138,7 +138,7 @@ class Tracing:
         return self._open(f"{service}/{method}", SpanKind.SERVER, _rpc(service, method), context=context)
 
     def serve_http(self, route: str, traceparent: str | bytes | None) -> Span:
-        """A request over HTTP being answered, as a child of the caller's span. Whoever answers it ends it."""
+        """A request over HTTP being answered, as a child of the caller's span. The answer ends it."""
         if not self.enabled:
             return INVALID_SPAN
         attributes = {"http.request.method": "POST", "http.route": route}

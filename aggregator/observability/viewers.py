@@ -35,7 +35,7 @@ class Feed(Protocol):
     """The state that viewers see; called on their thread."""
 
     def read(self, *, full: bool) -> tuple[object, object]:
-        """What happened since the last call; and, if `full`, all that a newcomer needs, else None."""
+        """The events since the last call; and, if `full`, all that a newcomer needs, else None."""
         ...
 
 

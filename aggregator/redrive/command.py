@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """The exit code: 0, 1 when a dead letter that was requested is still there, 2 when it could not be done."""
-    # What aiokafka retries it also logs as an error; what it gives up on it raises.
+    # aiokafka logs each error that it retries, and raises the ones that it gives up on.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     counts = Redriven()
     try:

@@ -61,7 +61,7 @@ class PutBack:
 
 
 def put_back(letter: Record, wanted: Wanted, letters_topic: str) -> PutBack | Obstacle:
-    """What to write for a dead letter, without the headers that it was given as one; never to the dead-letter topic."""
+    """The record to write for a dead letter, without its dead-letter headers; never to the dead-letter topic."""
     found = dict(letter.headers)
     if "dlt-value-omitted" in found:
         return Obstacle.VALUE_OMITTED
@@ -114,7 +114,7 @@ class Offsets:
         self._advance()
 
     def metadata(self) -> str:
-        """What to commit beside the position; empty when nothing behind it was put back.
+        """The metadata to commit beside the position; empty when nothing behind it was put back.
 
         What does not fit is left out from the far end: those dead letters would be put back again.
         """

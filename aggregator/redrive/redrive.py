@@ -49,7 +49,7 @@ class RedrivePlan:
 
 @dataclass(slots=True)
 class Redriven:
-    """What became of the dead letters, so far. `total` is how many offsets there are to look at, `read` how many were.
+    """The outcomes of the dead letters, so far. `total` is how many offsets there are to look at, `read` how many were.
 
     `done_before`: put back by an earlier run; `not_wanted`: not requested; `codes` and `topics` count those put back.
     """
@@ -119,7 +119,7 @@ async def _open(
 async def _committed(
     admin: AIOKafkaAdminClient, group: str, tps: list[TopicPartition]
 ) -> Mapping[TopicPartition, OffsetAndMetadata]:
-    """What the group remembers; a cluster's very first group waits until its coordinator is made."""
+    """The group's committed positions; a cluster's very first group waits until its coordinator is made."""
     deadline_s = time.monotonic() + _COORDINATOR_S
     while True:
         try:

@@ -173,7 +173,7 @@ def _reader(message: type[M]) -> Callable[[bytes], M]:
 
 
 def _failure(error: grpc.aio.AioRpcError) -> BatchFailed:
-    """What a call's status means for its batch: never started, server lost, or engine failed."""
+    """The meaning of a call's status for its batch: never started, server lost, or engine failed."""
     match error.code():
         case grpc.StatusCode.RESOURCE_EXHAUSTED if _TOO_LARGE not in (error.details() or ""):
             return ModelServerBusy(_text(error))

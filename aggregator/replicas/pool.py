@@ -99,7 +99,7 @@ class ModelServers:
 
 @dataclass(slots=True)
 class Agreement:
-    """What all servers of one model revision have in common; the first to join defines it."""
+    """The properties that all servers of one model revision share; the first to join defines it."""
 
     _members: dict[tuple[str, str], list[ServerDescription]] = field(
         default_factory=dict[tuple[str, str], list[ServerDescription]]

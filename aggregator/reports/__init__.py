@@ -1,1 +1,1 @@
-"""What other processes read of the state: demand for the scaler, gauges for metrics."""
+"""The state, as other processes read it: demand for the scaler, gauges for metrics."""

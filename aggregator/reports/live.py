@@ -46,7 +46,7 @@ _MOST_LANES, _MOST_PARTITIONS = 64, 64
 
 
 class LiveFeed(Feed):
-    """What the page shows. Made on the event loop; `read` is called by the viewers' thread."""
+    """The state that the page shows. Made on the event loop; `read` is called by the viewers' thread."""
 
     def __init__(
         self,

@@ -80,7 +80,7 @@ class Points:
         }
 
     def recent(self) -> Totals:
-        """What the sums rose by since the oldest reading."""
+        """The rise of the sums since the oldest reading."""
         now, first = self._metrics.totals(), self._readings[0].totals if self._readings else None
         if first is None:
             return Totals(**dict.fromkeys((field.name for field in fields(Totals)), 0.0))

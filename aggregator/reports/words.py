@@ -93,7 +93,7 @@ def server_problems(troubles: Sequence[tuple[str, str, str]], scaling: Sequence[
 def other_problems(
     recent: Totals, paused: int, *, away: Sequence[str], slow: bool, few_files: str = ""
 ) -> Iterator[Problem]:
-    """What else is wrong. `recent`: counts of the last minute. `slow`: answers are later than the latency target."""
+    """Further troubles. `recent`: counts of the last minute. `slow`: answers are later than the latency target."""
     for sentence in away:
         yield Problem(f"{sentence}.", "No broker answers")
     minute = "in the last minute"

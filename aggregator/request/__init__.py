@@ -1,1 +1,1 @@
-"""What every station passes on: requests, and the outcome of each input."""
+"""Requests, and the outcome of each input, as every station passes them on."""

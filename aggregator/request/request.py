@@ -51,7 +51,7 @@ Outcome = Vector | Generation | Failure
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the sender asks of every vector of a request.
+    """The sender's wishes for every vector of a request.
 
     `truncate_to`: the tokens that truncation leaves; 0: as many as the model takes. `asked`: the same before the
     model's defaults applied.
@@ -68,7 +68,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """What a request for scores asks of its inputs, which are the second texts of pairs.
+    """The wishes of a request for scores for its inputs, which are the second texts of pairs.
 
     `firsts`: the first text of each pair; None: the input is scored by itself. `ranks`: the inputs are documents to be
     ordered, of which `top_n` are returned (0: all), with their texts if `return_documents`. `max_tokens_per_doc`: those
@@ -207,7 +207,7 @@ KAFKA, REDIS, GRPC, HTTP = "kafka", "redis", "grpc", "http"
 
 
 class Backlog(NamedTuple):
-    """What waits in one partition that `source` reads. A Redis stream is the partition `redis` of a topic of its name.
+    """The backlog of one partition that `source` reads. A Redis stream is the partition `redis` of a topic of its name.
 
     `model`: of requests that name none. `records` were not fetched or claimed yet. `uncommitted_span`: records from the
     committed offset to the highest completed one. `position`: the offset to be handed out next.
@@ -232,7 +232,7 @@ class Source(ABC):
     """Where requests come from, and where their replies go: all that the pipeline and `app.py` call of one.
 
     Its life: `prepare`, then `run` and the `receivers` beside each other; to end, `stop`, then `delivered` when every
-    request is complete, then `close`. Whoever implements it inherits what does not concern it.
+    request is complete, then `close`. An implementation inherits the rest.
     """
 
     name: str
@@ -288,5 +288,5 @@ class Source(ABC):
         return None
 
     def backlogs(self) -> Sequence[Backlog]:
-        """What waits where this source reads."""
+        """The backlog of every partition that this source reads."""
         return ()

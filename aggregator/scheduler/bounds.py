@@ -164,7 +164,7 @@ class Admission:
         return self._drain.tokens_per_s(self.released, now_s)
 
     def charge(self, token_count: int, tenant: str = "", *, refusable: bool) -> None:
-        """Count the tokens of a request in. One that is not `refusable` always fits: its source pauses before."""
+        """Count the tokens of a request in. A request that is not `refusable` always fits: its source pauses before."""
         self.total += token_count
         if refusable:
             self._calls.take((tenant,), token_count)

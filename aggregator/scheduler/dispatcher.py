@@ -84,7 +84,7 @@ class Due:
 
 
 class TimeOuts:
-    """What time-outs teach of replicas, also once they have left and joined again.
+    """Lessons of time-outs about replicas, also once they have left and joined again.
 
     An engine may hang above some number of tokens: after a time-out the next batch holds half as many, and twice as
     many after each `_DOUBLES_S`. `since_s`: when batches began to time out, with none answered since; `inf`: they do

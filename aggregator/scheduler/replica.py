@@ -71,7 +71,7 @@ class BatchOut:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a reply reports about the engine step that ran the batch, possibly merged with others' batches.
+    """A reply's report of the engine step that ran the batch, possibly merged with others' batches.
 
     Of a server that also generates: `decoding_sequences` got a token in that step, and `embed_room_tokens` of
     embeddings fit the next one; None if it has one task. `engine_s`: the batch's part of the step, by its tokens.

@@ -15,7 +15,7 @@ class Priority(IntEnum):
 
 
 class Task(StrEnum):
-    """What a request asks for and a model server does; a server may do both in the same engine steps."""
+    """The work that a request asks for and a model server does; a server may do both in the same engine steps."""
 
     EMBED = "embed"
     GENERATE = "generate"

@@ -1,1 +1,1 @@
-"""What an operator sets: read strictly, explained by --help."""
+"""The operator's settings: read strictly, explained by --help."""

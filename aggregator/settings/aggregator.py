@@ -33,7 +33,7 @@ class JwtSettings(Group):
 
 
 class AuthenticationSettings(Group):
-    """Who may call, and as which tenant; with any of these set, a call without a credential is refused."""
+    """Callers and their tenants; with any of these set, a call without a credential is refused."""
 
     tokens_file: Path | None = Field(
         default=None,
@@ -88,7 +88,7 @@ class HttpSettings(Group):
 
 
 class TenantSettings(Group):
-    """What tenants may use, over all sources."""
+    """The limits of tenants, over all sources."""
 
     tokens_per_s: PositiveFloat | None = Field(
         default=None, description="token rate of each tenant, over all aggregators; empty: no limit"

@@ -49,7 +49,7 @@ class RedisTlsSettings(Group):
 
 
 class RedisUserSettings(Group):
-    """Who logs in: an ACL user, or the default one."""
+    """The login: an ACL user, or the default one."""
 
     username: str = ""
     password: SecretStr = SecretStr("")

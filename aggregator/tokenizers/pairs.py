@@ -17,7 +17,7 @@ _ODD_PAIRS = (
     ("it's 3.14%, $5-a_day!!", "a" * 300),
     ("x " * 300, "."),
 )
-"""What a tokenizer could treat otherwise in a pair than by itself: its ends, its special tokens, long words."""
+"""Parts of texts that a tokenizer could treat otherwise in a pair than alone: ends, special tokens, long words."""
 
 
 @dataclass(frozen=True, slots=True)

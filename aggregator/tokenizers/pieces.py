@@ -1,4 +1,4 @@
-"""What one generated token adds to a text: its bytes, which may be a part of a character, and a name that shows it."""
+"""The piece of text of one generated token: its bytes, which may be a part of a character, and a name that shows it."""
 
 from __future__ import annotations
 

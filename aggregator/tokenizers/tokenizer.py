@@ -1,4 +1,4 @@
-"""What admission needs of a tokenizer."""
+"""A tokenizer, as admission needs it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every process of tokenbatch has: settings, logs, metrics, health."""
+"""The common part of every process of tokenbatch: settings, logs, metrics, health."""

@@ -1,4 +1,4 @@
-"""What a process does before it imports what it runs, which takes seconds."""
+"""The beginning of a process, before its imports, which take seconds."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _lines(name: str, leaf: Leaf) -> Iterator[str]:
 
 
 def described(leaf: Leaf) -> tuple[str, str | None]:
-    """What a setting takes, and its default as text; None where it must be given."""
+    """The values that a setting takes, and its default as text; None where it must be given."""
     default = leaf.default
     return _type(leaf.field), None if default is PydanticUndefined else _default(default)
 

@@ -39,7 +39,7 @@ def granted(wanted: int, ports: int = 1) -> int:
 
 
 def shortage(wanted: int, ports: int = 1) -> str:
-    """What the limit of open files costs, in a sentence without its stop; empty where it costs nothing."""
+    """The consequence of the limit of open files, in a sentence without its stop; empty where it costs nothing."""
     fewer = connections(wanted, ports)
     if fewer == wanted:
         return ""

@@ -1,1 +1,1 @@
-"""What computes a step: vLLM driven in two ways, or a synthetic engine; the choice between them."""
+"""The engines that compute a step: vLLM driven in two ways, or a synthetic engine; the choice between them."""

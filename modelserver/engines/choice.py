@@ -64,7 +64,7 @@ def build(settings: ModelServerSettings, files: ModelFiles) -> Choice:
 
 
 def tasks_of(settings: ModelServerSettings, files: ModelFiles) -> frozenset[Task]:
-    """What the model is served for. Raises CannotStart for settings that contradict each other or the files."""
+    """The tasks that the model serves. Raises CannotStart for settings that contradict each other or the files."""
     match settings.model.task:
         case "both":
             embedding_of(settings, files)
@@ -81,7 +81,7 @@ def tasks_of(settings: ModelServerSettings, files: ModelFiles) -> frozenset[Task
 
 
 def task_of_batches(settings: ModelServerSettings, files: ModelFiles) -> Task:
-    """What gives one row a query; also of a model that is to generate beside it, and cannot do both in one engine."""
+    """The task that gives one row a query; also of a model that is to generate beside it, and cannot in one engine."""
     return min(tasks_of(settings, files) - {Task.GENERATE})
 
 
@@ -143,7 +143,7 @@ def check(settings: ModelServerSettings, files: ModelFiles) -> None:
 
 
 def modules_of(settings: ModelServerSettings, files: ModelFiles) -> Modules | None:
-    """What a model that only embeds computes after its transformer. Raises CannotStart for what is not computed."""
+    """The modules after the transformer of a model that only embeds. Raises CannotStart for unknown ones."""
     modules = read_modules(files.path, trusted=_runs_code(settings))
     if modules is None or not modules.leaves_prompts_out:
         return modules

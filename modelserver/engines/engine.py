@@ -1,4 +1,4 @@
-"""What the model server asks of an engine: whole steps of embeddings, or sequences that gain tokens step by step.
+"""An engine, as the model server drives it: whole steps of embeddings, or sequences that gain tokens step by step.
 
 An engine of the second kind may embed as well: an embedding is then a sequence that ends with its prompt.
 """
@@ -23,7 +23,7 @@ Vector = npt.NDArray[np.float32]
 
 
 class Task(StrEnum):
-    """What a model is served for."""
+    """The kind of work that a model is served for."""
 
     CLASSIFY = "classify"
     EMBED = "embed"
@@ -65,7 +65,7 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What an engine is, as `Describe` publishes it.
+    """The properties of an engine, as `Describe` publishes them.
 
     A step holds at most `step_token_capacity` tokens and `step_query_capacity` queries, each of 1 to
     `max_input_tokens` ids in [0, `vocabulary_size`). An engine that generates runs at most `max_sequences` at once,
@@ -139,7 +139,7 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """What one step gave one sequence. `finished`: these are its last ones.
+    """The new tokens that one step gave one sequence. `finished`: these are its last ones.
 
     `length`: it reached max_tokens or the model's limit; otherwise it stopped. `stop_tokens`: of its last tokens, how
     many are not text. `vector`: of an embedding, float32 [dimensions], not normalised; its tokens mean nothing.
@@ -156,7 +156,7 @@ class NewTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What the last step computed: prompt tokens of generations, sequences that decoded, tokens of embeddings.
+    """The work of the last step: prompt tokens of generations, sequences that decoded, tokens of embeddings.
 
     `by_name`: the tokens of each sequence and embedding.
     """
@@ -169,7 +169,7 @@ class StepLoad:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine holds between two steps.
+    """The work that an engine holds between two steps.
 
     decoding: generations whose prompt is computed. begun: tokens left of each prompt that is computed in part.
     waiting_tokens: of prompts that are not begun. embeddings: tokens left of each embedding.

@@ -1,4 +1,4 @@
-"""What a model's config.json asks of the engine: its class, how it scores texts and pairs, and sizes for CUDA graphs.
+"""The wishes of a model's config.json: its class, how it scores texts and pairs, and sizes for CUDA graphs.
 
 Every key that changes a score is known, or refused.
 """

@@ -245,7 +245,7 @@ class ScoreModules(VectorModules):
 
 
 def score_modules(model: Any) -> ScoreModules | None:
-    """What a classifier that vLLM has loaded computes after its transformer; None if that is nothing known."""
+    """The computation after the transformer of a classifier that vLLM has loaded; None if that is nothing known."""
     dispatch = getattr(model, "pooler", None)
     pooler = dispatch.poolers_by_task.get("classify") if isinstance(dispatch, DispatchPooler) else None
     head = getattr(pooler, "head", None)

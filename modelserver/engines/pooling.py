@@ -65,7 +65,7 @@ _OLD_KEYS = {
     "pooling_mode_lasttoken": Pooling.LAST,
 }
 _VLLMS = frozenset((Pooling.CLS, Pooling.MEAN, Pooling.LAST))
-"""What vLLM pools, and `tap`."""
+"""The poolings of vLLM, and `tap`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Normalize:
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """What follows the transformer: poolings whose vectors are joined, and layers.
+    """The modules after the transformer: poolings whose vectors are joined, and layers.
 
     `prompts`: token ids that are left out of the pooling where an input begins with them, longest first.
     """

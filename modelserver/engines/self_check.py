@@ -87,7 +87,7 @@ Ids = list[int]
 
 @dataclass(slots=True)
 class _Found:
-    """What came of one run, by name."""
+    """The results of one run, by name."""
 
     tokens: dict[str, Ids] = field(default_factory=dict[str, Ids])
     logprobs: dict[str, list[Logprobs]] = field(default_factory=dict[str, list[Logprobs]])

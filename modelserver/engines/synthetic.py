@@ -31,7 +31,7 @@ _STALL_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """What makes a step fail, and how: a token id, more tokens than `above_tokens`, or chance.
+    """The cause and the kind of failing steps: a token id, more tokens than `above_tokens`, or chance.
 
     `exists`: only while this file does; None: always.
     """

@@ -149,7 +149,7 @@ def inspect_classes_in_process() -> None:
 
 
 def token_types(second_segment: int, length: int) -> dict[str, Any]:
-    """What a request's `extra_kwargs` say of a pair, whose tokens have type 1 from `second_segment` on.
+    """The `extra_kwargs` of a request for a pair, whose tokens have type 1 from `second_segment` on.
 
     vLLM 0.32 takes the first of those positions, and 0.33 the first one and the one behind the last.
     """

@@ -41,7 +41,7 @@ class Measurable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProfileOwner:
-    """What a profile belongs to; it says nothing about anything else. `options`: `engine.vllm_options` as JSON."""
+    """The setup that a profile belongs to, and says nothing about others. `options`: `engine.vllm_options` as JSON."""
 
     model: str
     revision: str

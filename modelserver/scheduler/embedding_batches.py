@@ -6,7 +6,7 @@ generation and no other batch is harmed.
 
 A step is divided between decoding sequences, embeddings and prompts by the policy *floor*. Every decoding sequence gets
 its token. Of what that leaves, embeddings take what they need, except that prompts that wait keep a quarter: without it
-a flood of embeddings would starve them. What one side does not need the other one gets.
+a flood of embeddings would starve them. Tokens that one side does not need go to the other.
 """
 
 from __future__ import annotations

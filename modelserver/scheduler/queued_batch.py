@@ -41,7 +41,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one batch gets back: float32 [valid queries, dimensions], its step, and how long it waited ready.
+    """The result of one batch: float32 [valid queries, dimensions], its step, and how long it waited ready.
 
     `engine_s`: its part of the steps' time.
     """
@@ -91,7 +91,7 @@ class QueuedBatch:
 
 
 class Mergeable(Protocol):
-    """What the choice looks at: sizes, the sender's budget, and whether the batch is isolated."""
+    """A batch, as the choice sees it: sizes, the sender's budget, and whether the batch is isolated."""
 
     @property
     def token_count(self) -> int: ...
@@ -111,7 +111,7 @@ M = TypeVar("M", bound=Mergeable)
 
 @dataclass(frozen=True, slots=True)
 class MergeLimits:
-    """What one engine step holds."""
+    """The batches of one engine step."""
 
     step_tokens: int
     step_queries: int

@@ -79,7 +79,7 @@ class StepTokens:
 
 
 class MemoryForm(StrEnum):
-    """What a sequence is counted with: all of its tokens at its end, as in the paper, or what it holds while it runs.
+    """The tokens that a sequence counts for: all at its end, as in the paper, or what it holds while it runs.
 
     Off, vLLM admits by the blocks that are free, and preempts when they run out.
     """
@@ -182,7 +182,7 @@ def theta(overflow: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What the next step may hold: by the time between tokens, and by memory if that is limited in advance."""
+    """The limits of the next step: by the time between tokens, and by memory if that is limited in advance."""
 
     step_tokens: StepTokens
     memory: MemoryLimit | None

@@ -14,7 +14,7 @@ from modelserver.scheduler.queued_batch import MergeLimits, QueuedBatch, Selecti
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """What one step holds, and how many tokens may wait for one."""
+    """The size of one step, and of the queue before it, in tokens."""
 
     limits: MergeLimits
     max_queued_tokens: int

@@ -43,14 +43,14 @@ class RecentQuantile:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What a model server can do, in tokens: its saturation point, and what a step can hold."""
+    """The limits of a model server, in tokens: its saturation point, and what a step can hold."""
 
     saturation_point: int
     step_capacity: int
 
 
 class BudgetController:
-    """What one replica's steps may hold, updated with every step that its server reports."""
+    """The tokens that one replica's steps may hold, updated with every step that its server reports."""
 
     def __init__(self, goal: SlaGoal, limits: StepLimits, shortest_step_s: float, overhead: RecentQuantile) -> None:
         """`overhead`: the live p95 of an answer's time without queueing and step."""

@@ -1,1 +1,1 @@
-"""What sources have in common whose callers wait for the answer: gRPC and HTTP."""
+"""The common part of the sources whose callers wait for the answer: gRPC and HTTP."""

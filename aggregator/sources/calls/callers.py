@@ -221,7 +221,7 @@ def _name(value: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who calls; `caller` is None without authentication.
+    """The identity of a caller; `caller` is None without authentication.
 
     `holders`: whose shares the call counts against, the last of them for its messages. With authentication the tenant;
     without it the tenant that the call names, if any, and its connection.
@@ -250,7 +250,7 @@ class Callers:
     def identify(
         self, header: Callable[[str], str], peer: Callable[[], str], certificate: Callable[[], CertificateNames]
     ) -> Identity:
-        """Who calls; `header` gives the value of a header, or of gRPC's metadata, and "" for none.
+        """The identity of a caller; `header` gives the value of a header, or of gRPC's metadata, and "" for none.
 
         Raises Unauthenticated.
         """

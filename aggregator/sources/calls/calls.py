@@ -108,7 +108,7 @@ def call_of(request: Request) -> Call:
 
 
 class CallBatcher:
-    """Calls that wait for admission. Those that come while others are being admitted form the next batch."""
+    """Calls that wait for admission. Calls that come while others are being admitted form the next batch."""
 
     def __init__(self, next_batch_at: Callable[[float], float], clock: Callable[[], float] = time.monotonic) -> None:
         """`next_batch_at`: when a server takes its next batch, given the present time (both monotonic seconds)."""
@@ -169,7 +169,7 @@ _Asked = tuple[Read, bytes, Identity, float, float, float]
 
 @dataclass(eq=False)
 class Calls:
-    """What all calls have in common: the caller, limits, parsing, deadlines, cancellation."""
+    """The common part of all calls: the caller, limits, parsing, deadlines, cancellation."""
 
     batcher: CallBatcher
     cancel: GiveUp
@@ -265,7 +265,7 @@ def failure_of(error: Exception) -> Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What gRPC and HTTP serve, and under which limits; `default_model` is for calls that name none."""
+    """The requests that gRPC and HTTP serve, and their limits; `default_model` is for calls that name none."""
 
     default_model: str
     models: ServedModels
@@ -276,7 +276,7 @@ class Served:
 
 
 class CallSource(Source):
-    """What gRPC and HTTP share. Their callers are refused where a limit is reached."""
+    """The common part of gRPC and HTTP. Their callers are refused where a limit is reached."""
 
     refusable = True
 

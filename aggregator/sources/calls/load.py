@@ -97,7 +97,7 @@ class Load:
 
 
 class RateLimit:
-    """Delays what comes to a rate of `per_s`, in its order. Times are monotonic seconds."""
+    """Delays amounts to a rate of `per_s`, in their order. Times are monotonic seconds."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
@@ -111,7 +111,7 @@ class RateLimit:
 
 
 class Room:
-    """What one request holds, from its arrival until it is answered, refused or cancelled."""
+    """The calls and bytes that one request holds, from its arrival until it is answered, refused or cancelled."""
 
     __slots__ = ("_load", "_work", "holders", "size_bytes")
 

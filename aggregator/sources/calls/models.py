@@ -1,4 +1,4 @@
-"""What a source with callers asks of the models in service."""
+"""The models in service, as a source with callers sees them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _MOST_UNSEEN = 2
 _IDLE_MS = 60_000
 """gRPC closes connections above the bound as they come, and cannot close an idle one instead: idle ones end soon."""
 _LOOKAHEAD_BYTES = 16 * 1024
-"""What gRPC receives of each message before the message is read."""
+"""Bytes of each message that gRPC receives before the message is read."""
 _MAX_MESSAGE_BYTES = 64 * 1024
 """Of a message to health or reflection."""
 _STREAM_AGE_SHARE = 0.9

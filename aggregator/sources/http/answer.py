@@ -1,4 +1,4 @@
-"""What the forms of all routes share: how a completed request is answered, and fields that change no answer."""
+"""Common to the forms of all routes: how a completed request is answered, and fields that change no answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all connections share: who may call, how many connect, and how large and how fast bodies are."""
+"""The limits of all connections: their callers, their number, and the size and the speed of bodies."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Connection(Pooled):
         elif exchange.on_late is not None:
             exchange.on_late()
 
-    # What comes.
+    # Reading.
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -149,7 +149,7 @@ class Connection(Pooled):
         return size
 
     def _break(self) -> None:
-        """What came is not HTTP: answer that after all that came before, and parse nothing more."""
+        """The bytes are not HTTP: answer that after all that came before, and parse nothing more."""
         exchange = self._arriving
         if exchange is None:
             exchange = self._begin()
@@ -225,7 +225,7 @@ class Connection(Pooled):
         self._is_resting = False
         self._go_on()
 
-    # What is served.
+    # Serving.
 
     def _advance(self) -> None:
         """Serve the first request as far as it is there, and those after it."""
@@ -300,7 +300,7 @@ class Connection(Pooled):
             self._is_busy = True
             self._connections.set_busy(self)
 
-    # What is written.
+    # Writing.
 
     def _answered(self) -> None:
         """A response is written: go on, once it is handed to the network and the rest of its request has come."""

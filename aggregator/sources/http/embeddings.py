@@ -175,7 +175,7 @@ def check_nesting(raw: bytes, field: str) -> None:
 
 
 def check_size(raw: bytes, max_inputs: int) -> None:
-    """Raises FieldError for a list that holds too much, before it is decoded. One that passes may still hold too much.
+    """Raises FieldError for a list that holds too much, before it is decoded; a list that passes may still do so.
 
     Of a text's two quotes the first has no backslash before it; a quote that has one is part of a text, or its end.
     """

@@ -29,7 +29,7 @@ _SPIFFE = "spiffe://"
 
 @dataclass(eq=False, slots=True)
 class Responses:
-    """What the responses of all connections share; `drains`: each is the last of its connection."""
+    """The state that the responses of all connections share; `drains`: each is the last of its connection."""
 
     metrics: Metrics
     drains: bool = False

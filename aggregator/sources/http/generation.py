@@ -45,7 +45,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What completions and chats have in common."""
+    """The fields that completions and chats share."""
 
     model: str | None = None
     max_tokens: _Tokens | None = None

@@ -1,4 +1,4 @@
-"""Decode a body's JSON. What asks for nothing is left out, and an error names the field as its sender wrote it."""
+"""Decode a body's JSON. Empty values are left out, and an error names the field as its sender wrote it."""
 
 from __future__ import annotations
 

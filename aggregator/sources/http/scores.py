@@ -31,7 +31,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Body(Ignored, kw_only=True, forbid_unknown_fields=True):
-    """What all of them have."""
+    """The fields of all of them."""
 
     model: str | None = None
     user: str | None = None
@@ -41,7 +41,7 @@ class _Body(Ignored, kw_only=True, forbid_unknown_fields=True):
     truncate_prompt_tokens: _Tokens | None = None
 
     def fields(self, defaults: Defaults, request_id: str) -> dict[str, Any]:
-        """Those of the message that every request for scores has. Too long documents are cut, unless it says no."""
+        """The fields that every request for scores has. Too long documents are cut, unless it says no."""
         if self.truncate_prompt_tokens == 0:
             raise FieldError(
                 "expected -1, which truncates to what the model takes, or 1 and more", "truncate_prompt_tokens"
@@ -133,7 +133,7 @@ def _check_count(count: int, field: str) -> None:
 
 
 class _Scores(Answer):
-    """What the answers have in common."""
+    """The fields that all answers share."""
 
     remedy = "leave truncation out"
 

@@ -27,7 +27,7 @@ _VERSION = "1.0"
 
 @dataclass(frozen=True, slots=True)
 class AskingEvent:
-    """What a reply takes of the event that it replies to."""
+    """The attributes that a reply takes of the event that it replies to."""
 
     structured: bool
     event_id: str

@@ -1,6 +1,6 @@
 """One member of the consumer group: an aiokafka consumer, used by its public methods, and its partitions.
 
-A member is never repaired. What aiokafka does not mend ends the member, and a fresh one takes its place.
+A member is never repaired. A fault that aiokafka does not mend ends the member, and a fresh one takes its place.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ Delivered = Sequence[tuple[int, DeliveryResult]]
 def spread(
     positions: Sequence[int], records: Sequence[OutgoingRecord], partitions: set[int]
 ) -> Iterator[tuple[int, Sequence[int]]]:
-    """Which records go to which partition: the one they name, else that of their key, else a random one for all others.
+    """The partition of each record: the one it names, else that of their key, else a random one for all others.
 
     A partition has several shares if its records do not fit one batch.
     """

@@ -45,7 +45,7 @@ _REQUEST_TIMEOUT_S = 8.0
 _STUCK_S = 2.5 * _REQUEST_TIMEOUT_S
 _LOOKUP_S = 5.0
 _ENDED = (kafka_errors.KafkaError, kafka_errors.ProducerClosed, TimeoutError)
-"""What writes raise, as exactly these types, once a task of the client has ended or hangs."""
+"""The errors that writes raise, as exactly these types, once a task of the client has ended or hangs."""
 
 
 def new_client(settings: KafkaSettings) -> Any:

@@ -219,9 +219,9 @@ class DeadLetter:
 class DeadLetters:
     """Writes dead letters in the background, all that wait for a topic at a time.
 
-    A record is completed once its dead letter is acknowledged. One that cannot be written holds the commits of
-    its record's partition until it can, or until the reply that it replaces is written after all: each further try
-    begins with the reply. A topic with many that wait is `full`: it is paused, and no other is.
+    A record is completed once its dead letter is acknowledged. A dead letter that cannot be written holds the commits
+    of its record's partition until it can, or until the reply that it replaces is written after all: each further
+    try begins with the reply. A topic with many that wait is `full`: it is paused, and no other is.
     """
 
     settings: KafkaSettings

@@ -82,7 +82,7 @@ class Origin:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """What is to be written before an entry is acknowledged: `reply` and `letter`, each None once it is written.
+    """The messages to be written before an entry is acknowledged: `reply` and `letter`, each None once it is written.
 
     `letter`: why the entry itself is kept as a dead letter. `refused`: the code of an entry that did not become a
     request. `unwritten`: why its reply never will be.
@@ -168,7 +168,7 @@ def _expire_s(entry: Entry) -> float:
 
 
 def answer_of(request: Request, now_s: float) -> Answer:
-    """What is written for a completed request; `now_s`: when its generation, if it is one, was complete."""
+    """The messages for a completed request; `now_s`: when its generation, if it is one, was complete."""
     origin = cast("Origin", request.origin)
     reply = values.encode(request, origin.reply_id(request.request_id), now_s, as_json=origin.as_json)
     failure = values.internal_failure(request)

@@ -29,7 +29,7 @@ from k8s.process.errors import StartError
 _LOG = logging.getLogger(__name__)
 _UNHEALTHY_S = 10.0
 TRANSIENT = (redis_errors.RedisError, redis_errors.RedisClusterException, OSError, TimeoutError)
-"""What any command may raise."""
+"""The errors that any command may raise."""
 
 _RETRY_S, _TIMEOUT_S = 0.5, 5.0
 _REASONS: dict[str, tuple[tuple[str, ...], tuple[type[Exception], ...]]] = {

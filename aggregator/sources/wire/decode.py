@@ -166,7 +166,7 @@ def decode_embed(data: bytes, max_inputs: int) -> pb.EmbedRequest:
 
 
 _MARKS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
-"""What becomes one or more Python objects: a string, an object, an array."""
+"""The bytes that begin one or more Python objects: a string, an object, an array."""
 _MARKS_PER_INPUT = 5  # {"tokenIds": {"ids": []}}
 _OTHER_MARKS = 4096  # a request has fewer than 64 besides its inputs; the rest is for ids that are written as strings
 _FIELD_NAMES = {name: field for field in pb.EmbedRequest.DESCRIPTOR.fields for name in (field.name, field.json_name)}

@@ -128,7 +128,7 @@ def _shared(batch: CompletedBatch, options: Options) -> _Shared:
 
 
 class _Shared:
-    """What the replies to one batch have in common, for requests of one input with the same options.
+    """The common part of the replies to one batch, for requests of one input with the same options.
 
     Protobuf merges messages that are concatenated. So the common part is encoded once, and each reply is a
     concatenation of it with the encoded ids and vector.

@@ -69,7 +69,7 @@ def content_type_of(given: str) -> bytes:
 
 
 def defaults_of(place: IntakeSettings, source: Source, default_model: str, *, trusts_tenant: bool) -> Defaults:
-    """What requests of a place get that say nothing themselves. Where it has a tenant, they may name none."""
+    """The defaults of a place for requests that say nothing themselves. Where it has a tenant, they may name none."""
     model, priority = place.model or default_model, Priority[place.priority.upper()]
     return Defaults(source, model, priority, place.tenant, trusts_tenant=trusts_tenant and not place.tenant)
 

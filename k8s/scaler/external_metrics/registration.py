@@ -35,7 +35,7 @@ class Holder:
 
 
 def holder(found: Object) -> Holder:
-    """Who holds the registration. The annotation counts only if it names the same Service."""
+    """The holder of the registration. The annotation counts only if it names the same Service."""
     service = found.get("spec", {}).get("service") or {}
     name = f"{service.get('namespace', '')}/{service.get('name', '')}"
     return Holder(name, (found["metadata"].get("annotations") or {}).get(_MARK) == name)

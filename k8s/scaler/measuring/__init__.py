@@ -1,1 +1,1 @@
-"""What the scaler measures, and the formula that turns it into figures."""
+"""The measurements of the scaler, and the formula that turns them into figures."""
