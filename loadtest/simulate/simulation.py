@@ -101,7 +101,6 @@ class Simulation:
         self.fleet = Fleet(engine, self.clock, self._noise, self._reply, [host.aggregator for host in self._hosts])
         self._curve = engine.curve
         self._out: dict[int, dict[int, InFlightBatch]] = {}
-        self._travel_s = 0.0
         for _ in range(scenario.pods):
             self.fleet.start(0.0)
         for fault in scenario.faults:

