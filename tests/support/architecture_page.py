@@ -28,7 +28,7 @@ def types(title: str) -> dict[str, str]:
 def _steps(title: str) -> list[tuple[str, str]]:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     section = page.partition(f"## {title}\n")[2].partition("\n## ")[0]
-    return _STEP.findall(section)
+    return _STEP.findall(re.sub(r"\n +", " ", section))
 
 
 @contextmanager
