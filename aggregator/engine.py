@@ -12,13 +12,11 @@ import numpy.typing as npt
 from aggregator.errors import BatchFailed, Code
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import StepReport
-from aggregator.scheduler.work_item import Task
+from aggregator.scheduler.work_item import ID_BYTES, Task
 from aggregator.tokenizers.tokenizer import Tokenizer
 from protos.generation.v1.generation_pb2 import TokenLogprobs
 from protos.modelserver.v1.curve import Curve
 from protos.modelserver.v1.modelserver_pb2 import Sampling
-
-_ID_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,8 @@ class ServerDescription:
     """A model server's checked description (`Describe`) for one task.
 
     `generation`: only of one that generates. `pair_template`: only of one that scores; `labels`: of its scores, if it
-    is a classifier. `beside`: of a server that embeds and generates, its description as one that generates.
+    is a classifier. `pools_spans`: it embeds documents in chunks. `beside`: of a server that embeds and generates, its
+    description as one that generates.
     """
 
     address: str
@@ -74,6 +73,7 @@ class ServerDescription:
     beside: ServerDescription | None = None
     pair_template: PairTemplate | None = None
     labels: tuple[str, ...] = ()
+    pools_spans: bool = False
 
     @property
     def task(self) -> Task:
@@ -114,7 +114,7 @@ def differences(one: ServerDescription, other: ServerDescription) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingBatch:
-    """One batch in its wire format: ids, lengths, and places of second texts if any, packed int32, little endian."""
+    """One batch in its wire format: ids, lengths, places of second texts and spans, if any, int32 little endian."""
 
     batch_id: str
     token_ids: bytes
@@ -125,6 +125,15 @@ class OutgoingBatch:
     isolate: bool
     max_step_tokens: int
     second_segments: bytes = b""
+    span_counts: bytes = b""
+    spans: bytes = b""
+
+    @property
+    def row_count(self) -> int:
+        """The vectors that it gives: one per query, or one per span of it."""
+        if not self.span_counts:
+            return self.query_count
+        return int(np.maximum(np.frombuffer(self.span_counts, "<i4"), 1).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +157,7 @@ class GenerationLoad:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of one batch; `matrix` is float32 [queries, dimensions], pooled, not normalised.
+    """The result of one batch; `matrix` is float32 [rows, dimensions], pooled, not normalised.
 
     `errors` holds (position, code, message) of the queries that failed; `report` describes the engine step.
     """
@@ -242,18 +251,22 @@ class PoolMembers(Protocol):
 
 def outgoing(batch: Batch) -> OutgoingBatch:
     """The batch in its wire format: all ids and lengths concatenated."""
-    token_ids, second_segments = [item.token_ids for item in batch.items], b""
-    if len(token_ids[0]) > batch.items[0].token_count * _ID_BYTES:  # as all others: a control is alone
-        second_segments = b"".join([ids[-_ID_BYTES:] for ids in token_ids])
-        token_ids = [ids[:-_ID_BYTES] for ids in token_ids]
+    items, marks = batch.items, dict[str, bytes]()
+    token_ids = b"".join([item.token_ids for item in items])
+    if len(token_ids) > batch.token_count * ID_BYTES:
+        sizes = [item.token_count * ID_BYTES for item in items]
+        token_ids = b"".join([item.token_ids[:size] for item, size in zip(items, sizes, strict=True)])
+        behind = b"".join([item.token_ids[size:] for item, size in zip(items, sizes, strict=True)])
+        counts = np.array([item.chunks for item in items], "<i4")
+        marks = {"span_counts": counts.tobytes(), "spans": behind} if counts.any() else {"second_segments": behind}
     return OutgoingBatch(
         batch_id=batch.batch_id,
-        token_ids=b"".join(token_ids),
-        lengths=np.array([item.token_count for item in batch.items], dtype="<i4").tobytes(),
-        query_count=len(batch.items),
+        token_ids=token_ids,
+        lengths=np.array([item.token_count for item in items], dtype="<i4").tobytes(),
+        query_count=len(items),
         token_count=batch.token_count,
         attempt=batch.attempt,
         isolate=batch.isolated,
         max_step_tokens=max(batch.token_budget, batch.token_count),
-        second_segments=second_segments,
+        **marks,
     )

@@ -9,7 +9,6 @@ from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.sequences import (
     CALL_CHARACTERS,
-    ID_BYTES,
     SEQUENCES,
     UNCOUNTABLE,
     Counted,
@@ -20,7 +19,7 @@ from aggregator.errors import Code
 from aggregator.request.request import Failure, Held, Request
 from aggregator.scheduler.bounds import Admission
 from aggregator.scheduler.queue import TokenQueue
-from aggregator.scheduler.work_item import Query
+from aggregator.scheduler.work_item import ID_BYTES, Query
 from aggregator.tokenizers.tokenizer import TokenBatch
 from protos.embedding.v1 import embedding_pb2 as pb
 
@@ -122,25 +121,26 @@ def _counted(
         taken += text_count
         if request.remaining:
             made = SEQUENCES[request.task].make(model_revision, request, indexes, counted)
-            for index, sequence in zip(indexes, made, strict=True):
-                failure = sequence if isinstance(sequence, Failure) else _quarantined(model_revision, request, sequence)
-                if failure is None and isinstance(sequence, bytes):
-                    token_count = model_revision.token_count(sequence)
-                    inputs.append((index, sequence, token_count))
-                    tokens += token_count
-                elif failure is not None:
-                    request.complete_input(index, failure)
+            for index, each in zip(indexes, made, strict=True):
+                if isinstance(each, Failure):
+                    request.complete_input(index, each)
+                    continue
+                sequence, token_count = each
+                if _is_quarantined(model_revision, request, sequence):
+                    request.complete_input(index, _POISONED)
+                    continue
+                inputs.append((index, sequence, token_count))
+                tokens += token_count
         yield request, inputs, tokens
 
 
-def _quarantined(model_revision: ModelRevision, request: Request, sequence: bytes) -> Failure | None:
-    """Why the sequence is not tried, if it was proven to be poison."""
+def _is_quarantined(model_revision: ModelRevision, request: Request, sequence: bytes) -> bool:
+    """Whether it is not tried, as it was proven to be poison; one that is redriven is tried again."""
     retries = model_revision.dispatcher.retries
     if request.redriven:
         retries.end_quarantine(sequence)
-    elif retries.is_quarantined(sequence, request.received_s):
-        return _POISONED
-    return None
+        return False
+    return retries.is_quarantined(sequence, request.received_s)
 
 
 def apart(requests: Sequence[Request]) -> tuple[list[list[Request]], list[Request]]:

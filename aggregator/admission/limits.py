@@ -55,7 +55,7 @@ class AdmissionLimits:
     def _reached(
         self, request: Request, token_count: int, admission: Admission, dispatcher: Dispatcher, now_s: float
     ) -> TokenbatchError | None:
-        reply_bytes = len(request.inputs) * vector_bytes(request.options.dimensions, request.options.encoding)
+        reply_bytes = request.vector_count * vector_bytes(request.options.dimensions, request.options.encoding)
         if reply_bytes > self._max_reply_bytes:
             return InvalidRequest(
                 f"the vectors would have {reply_bytes} bytes: at most {self._max_reply_bytes} are sent;"

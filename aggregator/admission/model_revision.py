@@ -21,7 +21,6 @@ from aggregator.tokenizers.pairs import PairFrame
 from aggregator.tokenizers.tokenizer import Counting, GenerationTokenizer, Tokenizer
 from protos.embedding.v1 import embedding_pb2 as pb
 
-_ID_BYTES = 4
 _CONTROL_TEXT = "1"
 """Short, with the model's special tokens around it: what a server that is well computes."""
 
@@ -60,7 +59,6 @@ class ModelRevision:
         self.pair_frame: PairFrame | None = None
         if template is not None and not template.text:
             self.pair_frame = tokenizer.pair_frame(token_types=template.token_types)
-        self._mark_bytes = _ID_BYTES if template is not None and template.token_types else 0
         self.prompts: dict[int, str] = {
             pb.INPUT_TYPE_UNSPECIFIED: "",
             pb.INPUT_TYPE_QUERY: description.query_prompt,
@@ -89,10 +87,6 @@ class ModelRevision:
         expected = min(self.length.new_tokens, generation.sampling.max_tokens or inf)
         each_s = costs.per_sequence_s + costs.fixed_s / costs.max_sequences
         return int(expected * each_s / costs.per_token_s)
-
-    def token_count(self, sequence: bytes) -> int:
-        """The tokens of a sequence, behind which there may be the place of its second text."""
-        return (len(sequence) - self._mark_bytes) // _ID_BYTES
 
     def pair_ends(self, query: str) -> tuple[str, str]:
         """The text that the model's template puts before and after a document."""
@@ -135,11 +129,15 @@ class ModelRevision:
             self._limit_inputs()
 
     def _limit_inputs(self) -> None:
-        """Accept what each of its servers accepts: one that also generates takes a token less than one that embeds."""
+        """Accept what each of its servers accepts: one that also generates takes a token less, and pools no spans."""
         task = self.description.task
-        limits = [engine.description.by_task[task].max_input_tokens for engine in self.engines.values()]
-        if limits:
-            self.description = replace(self.description, max_input_tokens=min(limits))
+        each = [engine.description.by_task[task] for engine in self.engines.values()]
+        if each:
+            self.description = replace(
+                self.description,
+                max_input_tokens=min(one.max_input_tokens for one in each),
+                pools_spans=all(one.pools_spans for one in each),
+            )
 
     def abandon(self) -> list[Request]:
         """Remove and return every open request that waits here; results of its batches in flight are dropped."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -12,11 +13,10 @@ from typing_extensions import override
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.errors import Code, InvalidRequest
 from aggregator.request.generation import Generation
-from aggregator.request.request import Failure, Request, Scoring
-from aggregator.scheduler.work_item import Task
+from aggregator.request.request import Chunks, Failure, Request, Scoring
+from aggregator.scheduler.work_item import ID_BYTES, Task
 from protos.embedding.v1 import embedding_pb2 as pb
 
-ID_BYTES = 4
 CALL_CHARACTERS = 1 << 16
 """Characters of one tokenizer call: short calls let others in between, and stop soon after a cancellation."""
 _CHARACTERS_PER_TOKEN = 32
@@ -24,6 +24,8 @@ _CHARACTERS_PER_TOKEN = 32
 
 Counted = bytes | Failure
 """The token ids of one text, int32 little endian, or why it has none."""
+Made = tuple[bytes, int] | Failure
+"""One input's sequence with its marks, as `WorkItem` has them, and the number of its tokens; or why it has none."""
 UNCOUNTABLE = Failure(Code.INVALID_ARGUMENT, "the model's tokenizer cannot take this text")
 
 
@@ -36,27 +38,38 @@ class Sequences(Protocol):
 
     def make(
         self, model_revision: ModelRevision, request: Request, indexes: Sequence[int], counted: Sequence[Counted]
-    ) -> Iterator[Counted]:
+    ) -> Iterator[Made]:
         """Each input's sequence, within the model's limit, or why it has none; `counted`: what its `texts` gave."""
         ...
 
 
 class _Embedded(Sequences):
-    """A text behind the prompt of its input type, or token ids as they are."""
+    """A text behind the prompt of its input type, or token ids as they are. A document: the prompt, then its chunks."""
 
     @override
     def texts(self, model_revision: ModelRevision, request: Request, indexes: Sequence[int]) -> Sequence[str]:
         prompt, values = model_revision.prompts[request.options.input_type], request.inputs
-        return [prompt + text for index in indexes if isinstance(text := values[index], str)]
+        texts: list[str] = []
+        for index in indexes:
+            value = values[index]
+            if isinstance(value, str):
+                texts.append(prompt + value)
+            elif isinstance(value, Chunks) and value.texts:
+                texts += [prompt, *value.texts]
+        return texts
 
     @override
     def make(
         self, model_revision: ModelRevision, request: Request, indexes: Sequence[int], counted: Sequence[Counted]
-    ) -> Iterator[Counted]:
+    ) -> Iterator[Made]:
         left = iter(counted)
         for index in indexes:
             given = request.inputs[index]
-            yield fitted(model_revision, request, given if isinstance(given, bytes) else next(left))
+            if isinstance(given, Chunks):
+                parts = list(islice(left, len(given.texts) + 1)) if given.texts else []
+                yield _document(model_revision, given, parts)
+            else:
+                yield _unmarked(fitted(model_revision, request, given if isinstance(given, bytes) else next(left)))
 
 
 class _Generated(Sequences):
@@ -76,13 +89,13 @@ class _Generated(Sequences):
     @override
     def make(
         self, model_revision: ModelRevision, request: Request, indexes: Sequence[int], counted: Sequence[Counted]
-    ) -> Iterator[Counted]:
+    ) -> Iterator[Made]:
         given = request.inputs[0]
         token_ids = counted[0] if counted else given
-        assert not isinstance(token_ids, str), "A prompt was not tokenized. This is a bug."
+        assert isinstance(token_ids, bytes | Failure), "A prompt was not tokenized. This is a bug."
         if isinstance(token_ids, bytes):
             token_ids = _prompt(model_revision, request, _generation(request), token_ids)
-        yield fitted(model_revision, request, token_ids)
+        yield _unmarked(fitted(model_revision, request, token_ids))
 
 
 class _Scored(Sequences):
@@ -120,7 +133,7 @@ class _Scored(Sequences):
     @override
     def make(
         self, model_revision: ModelRevision, request: Request, indexes: Sequence[int], counted: Sequence[Counted]
-    ) -> Iterator[Counted]:
+    ) -> Iterator[Made]:
         scoring = _scoring(request)
         ends = _ends(model_revision, request, _firsts(scoring, indexes), iter(counted))
         for index, found in zip(indexes, counted[len(counted) - len(indexes) :], strict=True):
@@ -162,7 +175,7 @@ def _ends(
     return ends
 
 
-def _joined(model_revision: ModelRevision, request: Request, before: bytes, after: bytes, second: bytes) -> Counted:
+def _joined(model_revision: ModelRevision, request: Request, before: bytes, after: bytes, second: bytes) -> Made:
     """A pair within the limit, its second text cut; with a template of text, `second` is the pair already."""
     framed, most = model_revision.pair_frame is not None, _scoring(request).max_tokens_per_doc * ID_BYTES
     if most:
@@ -179,12 +192,46 @@ def _joined(model_revision: ModelRevision, request: Request, before: bytes, afte
     return _marked(model_revision, whole, len(before) if framed else len(whole))
 
 
-def _marked(model_revision: ModelRevision, sequence: Counted, second_bytes: int) -> Counted:
+def _marked(model_revision: ModelRevision, sequence: Counted, second_bytes: int) -> Made:
     """A sequence with the place at which its second text begins, if the model tells texts apart."""
     template = model_revision.description.pair_template
     if isinstance(sequence, Failure) or template is None or not template.token_types:
-        return sequence
-    return sequence + (second_bytes // ID_BYTES).to_bytes(ID_BYTES, "little")
+        return _unmarked(sequence)
+    return sequence + (second_bytes // ID_BYTES).to_bytes(ID_BYTES, "little"), len(sequence) // ID_BYTES
+
+
+def _unmarked(sequence: Counted) -> Made:
+    return sequence if isinstance(sequence, Failure) else (sequence, len(sequence) // ID_BYTES)
+
+
+def _document(model_revision: ModelRevision, chunks: Chunks, parts: Sequence[Counted]) -> Made:
+    """A document as one sequence, with the span of each chunk; `parts`: the tokens of the prompt, and of each text."""
+    description, tokenizer = model_revision.description, model_revision.tokenizer
+    if not description.pools_spans:
+        message = (
+            f"{description.model} gives no vectors of chunks: a document in chunks takes a model that pools by the"
+            " mean, on servers that only embed; send each chunk as an input"
+        )
+        return Failure(Code.INVALID_ARGUMENT, message, field="model")
+    token_ids, spans = chunks.token_ids, chunks.spans
+    if parts:
+        bare: list[bytes] = []
+        for index, part in enumerate(parts, -1):
+            if isinstance(part, Failure):
+                return part
+            bare.append(tokenizer.without_special(part))
+            if not bare[-1] and index >= 0:
+                return Failure(Code.INVALID_ARGUMENT, f"chunk {index} has no tokens: leave it out")
+        before, after = tokenizer.special_ids
+        token_ids = b"".join((before, *bare, after))
+        sizes = np.array([len(before), *map(len, bare)], "<i4") // ID_BYTES
+        ends = np.cumsum(sizes, dtype="<i4")[1:]
+        spans = np.stack((ends[:-1], ends[1:]), axis=1).tobytes()
+    tokens, limit = len(token_ids) // ID_BYTES, description.max_input_tokens
+    if tokens > limit:
+        message = f"the document has {tokens} tokens: {description.model} takes {limit}; send fewer of its chunks"
+        return Failure(Code.OUT_OF_RANGE, message)
+    return token_ids + spans, tokens
 
 
 def _prompt(model_revision: ModelRevision, request: Request, generation: Generation, token_ids: bytes) -> Counted:

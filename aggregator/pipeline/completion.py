@@ -115,7 +115,7 @@ def account(request: Request, now_s: float) -> None:
 
 
 def share_out(model_revision: ModelRevision, batch: Batch, result: StepResult, now_s: float) -> list[Request]:
-    """Give every waiting query its row, or its error; returns the requests that are complete by this."""
+    """Give every waiting query its rows, or its error; returns the requests that are complete by this."""
     description, report = model_revision.description, result.report
     batched_s = max(0.0, now_s - batch.packed_s - report.step_duration_s)
     completed = CompletedBatch(
@@ -130,15 +130,18 @@ def share_out(model_revision: ModelRevision, batch: Batch, result: StepResult, n
         done_s=now_s,
         labels=description.labels,
     )
-    failures = {row: Failure(Code(code), message) for row, code, message in result.errors}
+    failures = {index: Failure(Code(code), message) for index, code, message in result.errors}
     packed_s = batch.packed_s
     finished: list[Request] = []
-    for row, item in enumerate(batch.items):
-        failure = failures.get(row) if failures else None
+    row = 0
+    for index, item in enumerate(batch.items):
+        failure = failures.get(index) if failures else None
+        chunks = item.chunks
         for query in item.waiters:
             if query.item is item:
-                outcome = failure or Vector(completed, row, item.token_count, packed_s - query.enqueued_s)
+                outcome = failure or Vector(completed, row, item.token_count, packed_s - query.enqueued_s, chunks)
                 complete_input(query, outcome, finished)
+        row += max(1, chunks)
     return finished
 
 

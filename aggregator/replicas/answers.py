@@ -84,6 +84,7 @@ def _described(address: str, said: pb.DescribeResponse, task: Task) -> ServerDes
         generation=generation,
         pair_template=PairTemplate(template.text, template.token_types) if task is Task.SCORE else None,
         labels=tuple(said.labels),
+        pools_spans=said.pools_spans,
     )
 
 
@@ -108,13 +109,14 @@ def _prompt_curve(generation: GenerationCosts, capacity: int) -> Curve:
 
 
 def checked_result(batch: OutgoingBatch, dimensions: int, answer: pb.EmbedBatchResponse) -> StepResult:
-    """A batch's result, `matrix` float32 [queries, dimensions]. Raises ModelServerLost where it cannot be right."""
+    """A batch's result, `matrix` float32 [rows, dimensions]. Raises ModelServerLost where it cannot be right."""
     if answer.dimensions != dimensions:
         raise ModelServerLost(f"the answer has {answer.dimensions} dimensions, not {dimensions}")
-    expected = batch.query_count * dimensions * _FLOAT32.itemsize
+    rows = batch.row_count
+    expected = rows * dimensions * _FLOAT32.itemsize
     if len(answer.embeddings) != expected:
         raise ModelServerLost(f"the answer holds {len(answer.embeddings)} bytes of vectors, not {expected}")
-    matrix = np.frombuffer(answer.embeddings, _FLOAT32).reshape(batch.query_count, dimensions)
+    matrix = np.frombuffer(answer.embeddings, _FLOAT32).reshape(rows, dimensions)
     if not _is_finite(matrix):
         raise ModelServerLost("the answer holds values that are not finite")
     for seconds in (answer.step_duration_s, answer.idle_before_s, answer.staged_s, answer.engine_s):

@@ -139,6 +139,8 @@ class ModelServer(GenerateCall):
             isolate=batch.isolate,
             max_step_tokens=batch.max_step_tokens,
             second_segments=batch.second_segments,
+            span_counts=batch.span_counts,
+            spans=batch.spans,
         )
         tracing = self._client.tracing
         with tracing.embeddings(model, description.address, tokens=batch.token_count, dimensions=dimensions):

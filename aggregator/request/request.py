@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from sys import getsizeof
 from typing import NamedTuple
 
 from aggregator.errors import Code, TokenbatchError
@@ -13,7 +14,7 @@ from aggregator.request.vector import Vector
 from aggregator.scheduler.bounds import Admission
 from aggregator.scheduler.budget.controller import SloTracker
 from aggregator.scheduler.queue import TokenQueue
-from aggregator.scheduler.work_item import Priority, Query, Task
+from aggregator.scheduler.work_item import ID_BYTES, Priority, Query, Task
 from protos.embedding.v1 import embedding_pb2 as pb
 
 
@@ -47,6 +48,33 @@ class Failure:
 
 
 Outcome = Vector | Generation | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """A document in chunks, as one input: the texts of all, or its token ids with the `spans` of the chunks in them.
+
+    Both are int32 little endian; a span is the position of a chunk's first token, and that behind its last.
+    """
+
+    texts: Sequence[str] = ()
+    token_ids: bytes = b""
+    spans: bytes = b""
+
+    @property
+    def count(self) -> int:
+        return len(self.texts) or len(self.spans) // (2 * ID_BYTES)
+
+    def __len__(self) -> int:
+        """In characters, a token id counting as four: as of other inputs."""
+        return sum(map(len, self.texts)) + len(self.token_ids)
+
+    def __sizeof__(self) -> int:
+        return sum(map(getsizeof, self.texts)) + len(self.token_ids) + len(self.spans)
+
+
+Input = str | bytes | Chunks
+"""A text, token ids as little-endian int32, or a document in chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +126,7 @@ class Defaults:
 class Request:
     """One request until its last input is complete.
 
-    `inputs` hold texts, or token ids as little-endian int32. `outcomes` has one place per input; of one input
+    `outcomes` has one place per input; of one input
     it is a tuple, which all such requests share until they are complete. `remaining` counts the empty places. Its reply
     goes to `source`, which finds in `origin`, of a kind of its own, whom to reply to.
     From admission until its reply is delivered it occupies `token_count` tokens where `held` says; `queries` are
@@ -111,7 +139,7 @@ class Request:
     request_id: str
     model: str
     model_revision: str
-    inputs: Sequence[str | bytes]
+    inputs: Sequence[Input]
     options: Options
     priority: Priority
     source: Source
@@ -145,6 +173,14 @@ class Request:
         if self.scoring is not None:
             return sum(map(len, inputs)) + sum(len(first) for first in self.scoring.firsts if first is not None)
         return len(inputs[0]) if len(inputs) == 1 else sum(map(len, inputs))
+
+    @property
+    def vector_count(self) -> int:
+        """How many vectors or scores it asks for: one per input, or one per chunk of it."""
+        inputs = self.inputs
+        if len(inputs) == 1 and not isinstance(inputs[0], Chunks):
+            return 1
+        return sum(each.count if isinstance(each, Chunks) else 1 for each in inputs)
 
     def hold(self, held: Held, token_count: int) -> None:
         self.held = held

@@ -40,7 +40,7 @@ class EncodedRows:
 
 @dataclass(slots=True, eq=False)
 class CompletedBatch:
-    """The result of one batch: pooled vectors, float32 [queries, dimensions], not normalised.
+    """The result of one batch: pooled vectors, float32 [rows, dimensions], not normalised.
 
     `carried_s` is its time besides waiting and computing: network, encoding and decoding. It came back at `done_s`.
     `labels`: of a classifier's columns. `shared` caches what the responses to its requests have in common.
@@ -70,12 +70,17 @@ class CompletedBatch:
 
 @dataclass(slots=True, eq=False)  # one per query: a frozen one costs four times as much to make
 class Vector:
-    """One input's result: a row of a completed batch."""
+    """One input's result: a row of a completed batch; of a document, as many as it has `chunks` from there on."""
 
     batch: CompletedBatch
     row: int
     token_count: int
     queued_s: float
+    chunks: int = 0
+
+    @property
+    def rows(self) -> range:
+        return range(self.row, self.row + max(1, self.chunks))
 
 
 def vector_bytes(dimensions: int, encoding: int) -> int:

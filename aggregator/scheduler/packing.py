@@ -24,11 +24,13 @@ class PackPolicy:
 class PackedBatch:
     """The items of one batch, and the queries refused because the batch would end after their deadlines.
 
-    `aged`: it holds aged items. `oversized`: it holds one item longer than the budget, alone.
+    `row_count`: of the vectors that they give. `aged`: it holds aged items. `oversized`: it holds one item longer than
+    the budget, alone.
     """
 
     items: list[WorkItem] = field(default_factory=list)
     token_count: int = 0
+    row_count: int = 0
     late: list[Query] = field(default_factory=list)
     aged: bool = False
     oversized: bool = False
@@ -36,6 +38,7 @@ class PackedBatch:
     def add(self, item: WorkItem) -> None:
         self.items.append(item)
         self.token_count += item.token_count
+        self.row_count += item.rows
 
 
 class Packer:
@@ -63,9 +66,10 @@ class Packer:
     ) -> PackedBatch:
         """Take items whose Σ token_count fits the budget (tokens), at most `max_items` of them.
 
-        `finish_s` is the predicted end of the batch, given only if that prediction has evidence. Queries with an
-        earlier deadline are refused. An item longer than the budget goes alone. At least one query leaves a queue that
-        is not empty. Less urgent items join interactive ones only up to `shared_budget` tokens (None: the budget).
+        A document in chunks counts once per chunk. `finish_s` is the predicted end of the batch, given only if that
+        prediction has evidence. Queries with an earlier deadline are refused. An item that is longer, or has more
+        chunks, goes alone. At least one query leaves a queue that is not empty. Less urgent items join interactive ones
+        only up to `shared_budget` tokens (None: the budget).
         """
         assert token_budget > 0, "A replica was given no budget. This is a bug."
         assert max_items > 0, "A replica was given no room for items. This is a bug."
@@ -105,8 +109,8 @@ class Packer:
     def _add_aged(self, packed: PackedBatch, token_budget: int, now_s: float, max_items: int) -> None:
         """Add aged items whose tokens are earned: they neither starve nor fill the batch."""
         queue, earned = self._queue, self._earned_tokens
-        while len(packed.items) < max_items and (item := queue.aged(now_s)) is not None:
-            if item.token_count > earned:
+        while packed.row_count < max_items and (item := queue.aged(now_s)) is not None:
+            if item.token_count > earned or (packed.items and packed.row_count + item.rows > max_items):
                 return
             if packed.token_count + item.token_count > token_budget and (not self._aged_is_owed or packed.items):
                 return
@@ -118,27 +122,28 @@ class Packer:
     def _fill(self, packed: PackedBatch, token_budget: int, max_items: int, shared_budget: int) -> None:
         """Add what fits, class by class; after the first query that does not fit, examine `lookahead` more."""
         queue = self._queue
-        items, token_count = packed.items, packed.token_count
+        items, token_count, rows = packed.items, packed.token_count, packed.row_count
         left = self._policy.lookahead + 1
         for waiting in queue.classes:
             room = token_budget
             if waiting is not queue.classes[Priority.INTERACTIVE] and any(map(_is_interactive, items)):
                 room = min(token_budget, shared_budget)
             skipped: list[Query] = []
-            while left and token_count < room and len(items) < max_items:
+            while left and token_count < room and rows < max_items:
                 query = waiting.pop()
                 if query is None or (item := query.item) is None:
                     break
-                if token_count + item.token_count <= room or not items:
+                if (token_count + item.token_count <= room and rows + item.rows <= max_items) or not items:
                     queue.take(item, query)
                     items.append(item)
                     token_count += item.token_count
+                    rows += item.rows
                 else:
                     skipped.append(query)
                 if skipped:
                     left -= 1
             waiting.put_back(skipped)
-        packed.token_count = token_count
+        packed.token_count, packed.row_count = token_count, rows
         packed.oversized = token_count > token_budget
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
+ID_BYTES = 4
+"""Of a token id, and of a mark behind the ids."""
+
 
 class Priority(IntEnum):
     """Classes in order of rank: a lower number is served first."""
@@ -52,9 +55,10 @@ class Query:
 class WorkItem:
     """One computation: token ids in (little-endian int32, special tokens included), one vector out.
 
-    Where a model tells the texts of a pair apart, one more int32 after the ids is the place at which the second begins:
-    so equal bytes are equal computations. Identical inputs share one item as its waiters. While it is `queued`, every
-    waiter is alive, and `priority` is the most urgent class among them.
+    Marks may follow the ids, so that equal bytes are equal computations. Where a model tells the texts of a pair apart:
+    an int32, the place at which the second begins. Of a document in chunks, which gives a vector of each: two of each
+    chunk, its first token and the one behind its last. Identical inputs share one item as its waiters. While it is
+    `queued`, every waiter is alive, and `priority` is the most urgent class among them.
     """
 
     token_ids: bytes
@@ -62,6 +66,16 @@ class WorkItem:
     waiters: list[Query]
     priority: Priority
     queued: bool = False
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks it has; 0: it is no document in chunks."""
+        return (len(self.token_ids) // ID_BYTES - self.token_count) // 2
+
+    @property
+    def rows(self) -> int:
+        """How many vectors it gives."""
+        return max(1, self.chunks)
 
     @property
     def alive(self) -> bool:

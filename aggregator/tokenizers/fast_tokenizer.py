@@ -34,7 +34,7 @@ class FastTokenizer:
         file = folder / TOKENIZER_FILE
         self._reference = _open_reference(file)
         self._fast: FastPath | None = open_fast_path(file, self._reference, on_check) if fast else None
-        self._prefix, self._suffix = _special_ids(self._reference)
+        self.special_ids = self._prefix, self._suffix = _special_ids(self._reference)
         self._frames: dict[bool, PairFrame] = {}
         self._chat_template = ChatTemplate(folder)
 

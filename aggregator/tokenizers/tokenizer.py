@@ -39,6 +39,11 @@ class Tokenizer(Protocol):
         """The token ids of a text truncated to `max_tokens`, special tokens kept; int32 little endian."""
         ...
 
+    @property
+    def special_ids(self) -> tuple[bytes, bytes]:
+        """The special tokens before and after a text; int32 little endian."""
+        ...
+
     def without_special(self, token_ids: bytes) -> bytes:
         """The token ids of a text without the special tokens around it; int32 little endian."""
         ...

@@ -18,7 +18,7 @@ from torch import set_num_threads  # vLLM replaces torch.set_num_threads by one 
 from transformers import CONFIG_MAPPING, AutoConfig
 from vllm import ModelRegistry
 from vllm import __version__ as vllm_version
-from vllm.config import CUDAGraphMode, PoolerConfig, VllmConfig
+from vllm.config import PoolerConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.pooling_params import PoolingParams
@@ -27,7 +27,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 from vllm.v1.request import Request
 
-from modelserver.engines.engine import EngineFacts, IdArray, Matrix, Scoring, StepThreads, Task
+from modelserver.engines.engine import EngineFacts, IdArray, Matrix, Scoring, Spans, StepThreads, Task
 from modelserver.engines.model_config import (
     OWN_CLASSES,
     activated,
@@ -40,11 +40,12 @@ from modelserver.engines.model_config import (
 from modelserver.engines.modules import VectorModules, place_modules
 from modelserver.engines.pooling import Modules, Pooling
 from modelserver.engines.vllm_internals import (
+    captured,
     device_name,
+    extra_kwargs,
     inspect_classes_in_process,
     leave_dense_out,
     runner_of,
-    token_types,
 )
 from modelserver.errors import CannotStart, EngineBroken, StepFailed, device_errors
 from modelserver.model_files import position_rows
@@ -110,6 +111,7 @@ class CoreEngine:
             facts,
             tasks=frozenset((Task.EMBED if scoring is None else scoring.task,)),
             scoring=scoring,
+            pools_spans=self.modules is not None and self.modules.pools_spans,
             max_input_tokens=min(facts.max_input_tokens, longest or facts.max_input_tokens),
             step_token_capacity=step_tokens,
             step_query_capacity=step_queries,
@@ -123,29 +125,34 @@ class CoreEngine:
             )
         self.facts = replace(self.facts, dimensions=dimensions)
 
-    def prepare(self, token_ids: IdArray, lengths: IdArray, second_segments: IdArray | None = None) -> CoreStep:
+    def prepare(
+        self,
+        token_ids: IdArray,
+        lengths: IdArray,
+        second_segments: IdArray | None = None,
+        spans: Spans | None = None,
+    ) -> CoreStep:
         """Make one vLLM request per query."""
         ids = token_ids.tolist()
-        second = (lengths if second_segments is None else second_segments).tolist()
         bounds = [0, *np.cumsum(lengths).tolist()]
+        params = [
+            PoolingParams(task=self._params.task, use_activation=False, extra_kwargs=dict(extra))
+            if extra
+            else self._params
+            for extra in extra_kwargs(lengths, second_segments, spans)
+        ]
         now_s = time.time()
         requests = [
             Request(
                 request_id=str(next(self._names)),
                 prompt_token_ids=ids[start:end],
                 sampling_params=None,
-                pooling_params=self._params_of(begin, end - start),
+                pooling_params=each,
                 arrival_time=now_s,
             )
-            for begin, (start, end) in zip(second, pairwise(bounds), strict=True)
+            for each, (start, end) in zip(params, pairwise(bounds), strict=True)
         ]
         return CoreStep(self, requests, len(ids))
-
-    def _params_of(self, second_segment: int, length: int) -> PoolingParams:
-        if second_segment >= length:
-            return self._params
-        types = token_types(second_segment, length)
-        return PoolingParams(task=self._params.task, use_activation=False, extra_kwargs=types)
 
     def execute(self, requests: list[Request]) -> Matrix:
         """Run one step; a batch that needs more than one (a bug, or a setting outside its bounds) is an error."""
@@ -159,7 +166,7 @@ class CoreEngine:
         if len(vectors) != len(requests):
             raise StepFailed(f"{len(requests) - len(vectors)} of {len(requests)} queries missed the step")
         self._under_way = []
-        matrix: Matrix = torch.stack(vectors).to(torch.float32).numpy()
+        matrix: Matrix = torch.cat([torch.atleast_2d(each) for each in vectors]).to(torch.float32).numpy()
         scoring = self.facts.scoring
         return matrix if scoring is None else activated(matrix, scoring.activation)
 
@@ -371,14 +378,6 @@ def facts_of(core: EngineCore) -> EngineFacts:
         step_token_capacity=config.scheduler_config.max_num_batched_tokens,
         step_query_capacity=config.scheduler_config.max_num_seqs,
     )
-
-
-def captured(config: VllmConfig) -> tuple[int, ...]:
-    """The sizes of steps that vLLM has captured graphs for; none on a CPU."""
-    compilation = config.compilation_config
-    if compilation.cudagraph_mode == CUDAGraphMode.NONE:
-        return ()
-    return tuple(sorted(compilation.cudagraph_capture_sizes or ()))
 
 
 def _step_capacity(core: EngineCore) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
 
 from modelserver.engines.core import CoreEngine
-from modelserver.engines.engine import IdArray, Matrix
+from modelserver.engines.engine import IdArray, Matrix, Spans
 from modelserver.engines.model_config import activated
 from modelserver.engines.modules import Rows, VectorModules, score_modules
 from modelserver.engines.vllm_internals import runner_of
@@ -48,9 +48,21 @@ class DirectEngine:
         self._builds_ahead = self._device.type != "cpu"
         self.facts = replace(core.facts, kind="direct", capture_sizes=())
 
-    def prepare(self, token_ids: IdArray, lengths: IdArray, second_segments: IdArray | None = None) -> DirectStep:
-        """Positions, bounds and segments of the packed queries; on a GPU also the copies and the metadata."""
-        layout = _layout(token_ids, lengths, second_segments)
+    def prepare(
+        self,
+        token_ids: IdArray,
+        lengths: IdArray,
+        second_segments: IdArray | None = None,
+        spans: Spans | None = None,
+    ) -> DirectStep:
+        """Positions, bounds and rows of the packed queries; on a GPU also the copies and the metadata."""
+        bounds = np.zeros(lengths.size + 1, np.int32)
+        np.cumsum(lengths, out=bounds[1:])
+        positions = np.arange(token_ids.size, dtype=np.int64) - np.repeat(bounds[:-1], lengths)
+        types = None if second_segments is None else (positions >= np.repeat(second_segments, lengths)).astype(np.int32)
+        queries = [each.tolist() for each in np.split(token_ids, bounds[1:-1])] if self._modules.prompts else []
+        rows = self._modules.rows(lengths, queries, spans)
+        layout = Layout(token_ids, lengths, bounds, positions, rows, types)
         return DirectStep(self, layout, self.place(layout) if self._builds_ahead else None)
 
     def place(self, layout: Layout) -> PlacedStep:
@@ -80,10 +92,7 @@ class DirectEngine:
             return PlacedStep(
                 token_ids=self._to_device(torch.from_numpy(layout.token_ids)),
                 positions=positions,
-                bounds=bounds,
-                lengths=lengths,
-                segments=self._to_device(torch.from_numpy(layout.segments)) if self._modules.needs_segments else None,
-                left_out=self._left_out(layout),
+                rows=layout.rows.to(self._device),
                 token_types=None
                 if layout.token_types is None
                 else self._to_device(torch.from_numpy(layout.token_types)),
@@ -107,8 +116,7 @@ class DirectEngine:
                 inputs_embeds=None,
                 **typed,
             )
-            rows = Rows(step.bounds[:-1], step.lengths, step.segments, step.left_out)
-            matrix: Matrix = self._modules(hidden, rows).cpu().numpy()
+            matrix: Matrix = self._modules(hidden, step.rows).cpu().numpy()
             scoring = self.facts.scoring
             return matrix if scoring is None else activated(matrix, scoring.activation)
 
@@ -120,19 +128,13 @@ class DirectEngine:
         self._core.close()
         del self._model, self._group, self._modules, self._config  # a reference to the engine does not keep the weights
 
-    def _left_out(self, layout: Layout) -> torch.Tensor | None:
-        if not self._modules.prompts:
-            return None
-        queries = [each.tolist() for each in np.split(layout.token_ids, layout.bounds[1:-1])]
-        return self._to_device(torch.tensor(self._modules.left_out(queries)))
-
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the packed queries lie: `bounds` int32 [queries + 1], `positions` and `segments` int64 [Σ lengths].
+    """Where the packed queries lie: `bounds` int32 [queries + 1], `positions` int64 [Σ lengths], `rows` on the CPU.
 
     `token_types` int32 [Σ lengths]; None: all are 0.
     """
@@ -141,7 +143,7 @@ class Layout:
     lengths: IdArray
     bounds: IdArray
     positions: npt.NDArray[np.int64]
-    segments: npt.NDArray[np.int64]
+    rows: Rows
     token_types: IdArray | None
 
 
@@ -151,10 +153,7 @@ class PlacedStep:
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    bounds: torch.Tensor
-    lengths: torch.Tensor
-    segments: torch.Tensor | None
-    left_out: torch.Tensor | None
+    rows: Rows
     token_types: torch.Tensor | None
     metadata: dict[str, Any]
     slots: dict[str, torch.Tensor]
@@ -171,14 +170,6 @@ class DirectStep:
     def execute(self) -> Matrix:
         with self.engine.threads.of(self.layout.token_ids.size):
             return self.engine.forward(self.placed or self.engine.place(self.layout))
-
-
-def _layout(token_ids: IdArray, lengths: IdArray, second_segments: IdArray | None) -> Layout:
-    bounds = np.zeros(lengths.size + 1, np.int32)
-    np.cumsum(lengths, out=bounds[1:])
-    positions = np.arange(token_ids.size, dtype=np.int64) - np.repeat(bounds[:-1], lengths)
-    types = None if second_segments is None else (positions >= np.repeat(second_segments, lengths)).astype(np.int32)
-    return Layout(token_ids, lengths, bounds, positions, np.repeat(np.arange(lengths.size), lengths), types)
 
 
 def _runner(core: CoreEngine) -> Any:

@@ -64,6 +64,34 @@ class Scoring:
 
 
 @dataclass(frozen=True, slots=True)
+class Spans:
+    """The spans of a step's queries that are pooled by themselves (late chunks), each to a row of its own.
+
+    `counts` int32 [queries]: how many each query has; 0: it is pooled whole, to one row. `bounds` int32 [Σ counts, 2]:
+    a span's first token, and the one behind its last, within its query.
+    """
+
+    counts: IdArray
+    bounds: IdArray
+
+    @property
+    def rows(self) -> IdArray:
+        """The rows of each query."""
+        return np.maximum(self.counts, 1)
+
+    def tokens(self, lengths: IdArray) -> tuple[npt.NDArray[np.int64], IdArray]:
+        """The places of all pooled tokens in a step of these queries, row after row; how many each row has."""
+        rows = self.rows
+        begins, ends = np.zeros(rows.sum(), np.int32), np.repeat(lengths, rows)
+        spanned = np.repeat(self.counts > 0, rows)
+        begins[spanned], ends[spanned] = self.bounds.T
+        sizes = ends - begins
+        first = np.repeat(np.cumsum(lengths) - lengths, rows) + begins
+        places = np.arange(sizes.sum()) + np.repeat(first - (np.cumsum(sizes) - sizes), sizes)
+        return places, sizes
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFacts:
     """The properties of an engine, as `Describe` publishes them.
 
@@ -71,7 +99,7 @@ class EngineFacts:
     `max_input_tokens` ids in [0, `vocabulary_size`). An engine that generates runs at most `max_sequences` at once,
     each of at most `context_tokens`, whose keys and values take at most `kv_tokens` tokens. `dimensions`: floats of a
     query's row; 0 if it only generates. `scoring`: of a model that ranks or classifies. `capture_sizes`: tokens of the
-    steps that it has CUDA graphs for; it pads a smaller one to the next.
+    steps that it has CUDA graphs for; it pads a smaller one to the next. `pools_spans`: it takes `Spans`.
     """
 
     kind: str
@@ -90,6 +118,7 @@ class EngineFacts:
     kv_tokens: int = 0
     capture_sizes: tuple[int, ...] = ()
     scoring: Scoring | None = None
+    pools_spans: bool = False
 
     @property
     def token_types(self) -> bool:
@@ -100,7 +129,7 @@ class Step(Protocol):
     """One prepared engine step; it is executed once."""
 
     def execute(self) -> Matrix:
-        """Compute scores, or pooled and not normalised vectors, float32 [queries, dimensions], in the order given.
+        """Compute scores, or pooled and not normalised vectors, float32 [rows, dimensions], in the order given.
 
         Called on the engine's thread only. Raises whatever the engine raises.
         """
@@ -113,10 +142,17 @@ class Engine(Protocol):
     @property
     def facts(self) -> EngineFacts: ...
 
-    def prepare(self, token_ids: IdArray, lengths: IdArray, second_segments: IdArray | None = None) -> Step:
+    def prepare(
+        self,
+        token_ids: IdArray,
+        lengths: IdArray,
+        second_segments: IdArray | None = None,
+        spans: Spans | None = None,
+    ) -> Step:
         """Make a step ready: `token_ids` int32 [Σ lengths] end to end, `lengths` int32 [queries], all valid.
 
-        `second_segments` int32 [queries]: where the tokens of type 1 begin in each query; None: nowhere.
+        `second_segments` int32 [queries]: where the tokens of type 1 begin in each query; None: nowhere. `spans`: what
+        is pooled of each query; None: every query is pooled whole, to one row.
         Called on any thread, also while another step runs, so it leaves the engine's state alone.
         """
         ...

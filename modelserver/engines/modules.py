@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import nn
@@ -31,7 +32,9 @@ from vllm.model_executor.models.bert import BertEmbeddingModel
 from vllm.model_executor.models.interfaces import SupportsCrossEncoding
 from vllm.model_executor.models.interfaces_base import attn_type, default_pooling_type
 
+from modelserver.engines.engine import IdArray, Spans
 from modelserver.engines.pooling import Dense, LayerNorm, Modules, Normalize, Pooling
+from modelserver.engines.vllm_internals import given_spans
 from modelserver.errors import CannotStart
 
 _VLLMS: dict[type[Any], Pooling] = {CLSPool: Pooling.CLS, LastPool: Pooling.LAST, MeanPool: Pooling.MEAN}
@@ -40,20 +43,27 @@ _OF_ONE_TOKEN = frozenset((Pooling.CLS, Pooling.LAST))
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where the queries of a step lie in its hidden states, on the device.
+    """Where the tokens of each row that is pooled lie: a query, or a span of one.
 
-    `first`, `lengths`, and `left_out` (tokens of each prompt that is not pooled; None: no such prompt): [queries].
-    `segments`: the query of each token, where `VectorModules.needs_segments`.
+    `tokens`: the places of all pooled tokens in the step's hidden states; None: all, in their order. Of those, `first`,
+    `lengths`, and `left_out` (tokens of each prompt that is not pooled; None: no such prompt): [rows]. `segments`: the
+    row of each token, where `VectorModules.needs_segments`.
     """
 
     first: torch.Tensor
     lengths: torch.Tensor
-    segments: torch.Tensor | None
+    segments: torch.Tensor | None = None
     left_out: torch.Tensor | None = None
+    tokens: torch.Tensor | None = None
+
+    def to(self, device: torch.device) -> Rows:
+        first, lengths = (part.to(device, non_blocking=True) for part in (self.first, self.lengths))
+        others = (self.segments, self.left_out, self.tokens)
+        return Rows(first, lengths, *(part if part is None else part.to(device, non_blocking=True) for part in others))
 
 
 class VectorModules(nn.Module):  # type: ignore[misc]  # torch is without types to mypy
-    """From hidden states [tokens, hidden] to vectors float32 [queries, dimensions], not normalised."""
+    """From hidden states [tokens, hidden] to vectors float32 [rows, dimensions], not normalised."""
 
     def __init__(self, modules: Modules) -> None:
         """Load the weights. Raises CannotStart if they are not as the modules' configuration says."""
@@ -63,6 +73,11 @@ class VectorModules(nn.Module):  # type: ignore[misc]  # torch is without types 
         self.needs_segments = not _OF_ONE_TOKEN.issuperset(modules.poolings)
         sizes = [layer.outputs for layer in modules.layers if isinstance(layer, Dense)]
         self._outputs = sizes[-1] if sizes else None
+
+    @property
+    def pools_spans(self) -> bool:
+        """Whether spans of a query have vectors of the kind that it has as a whole."""
+        return self.poolings == (Pooling.MEAN,)
 
     def dimensions(self, hidden_size: int) -> int:
         return self._outputs or hidden_size * len(self.poolings)
@@ -75,7 +90,21 @@ class VectorModules(nn.Module):  # type: ignore[misc]  # torch is without types 
 
         return [next(begun(query), 0) for query in queries]
 
+    def rows(self, lengths: IdArray, queries: Sequence[Sequence[int]], spans: Spans | None) -> Rows:
+        """What is pooled of queries of these lengths, on the CPU; `queries`: their tokens, if there are `prompts`."""
+        places, sizes = (None, lengths) if spans is None else spans.tokens(lengths)
+        segments = np.repeat(np.arange(sizes.size), sizes) if self.needs_segments else None
+        left_out = None
+        if self.prompts:
+            left_out = np.array(self.left_out(queries))
+            if spans is not None:
+                left_out = np.repeat(np.where(spans.counts, 0, left_out), spans.rows)
+        first = torch.from_numpy(np.cumsum(sizes, dtype=np.int64) - sizes)
+        others = (None if part is None else torch.from_numpy(part) for part in (segments, left_out, places))
+        return Rows(first, torch.from_numpy(sizes), *others)
+
     def forward(self, hidden: torch.Tensor, rows: Rows) -> torch.Tensor:
+        hidden = hidden if rows.tokens is None else hidden[rows.tokens]
         tokens = self._tokens(hidden, rows) if self.needs_segments else None
         parts = [_pooled(each, hidden, rows, tokens) for each in self.poolings]
         vectors: torch.Tensor = self.layers(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0])
@@ -98,7 +127,7 @@ class VectorModules(nn.Module):  # type: ignore[misc]  # torch is without types 
 class _Tokens:
     """The hidden states that are pooled, float32, without those of prompts that are left out.
 
-    counts: of each query. weights: of a weighted mean, [tokens, 1]; empty without one.
+    counts: of each row. weights: of a weighted mean, [tokens, 1]; empty without one.
     """
 
     values: torch.Tensor
@@ -189,21 +218,16 @@ class _ModulesPool(SequencePoolingMethod):  # type: ignore[misc]  # vLLM is with
         del task
         return PoolingParamsUpdate(requires_token_ids=bool(self.modules_after.prompts))
 
-    def forward(self, hidden_states: torch.Tensor, pooling_metadata: Any) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, pooling_metadata: Any) -> torch.Tensor | list[torch.Tensor]:
         cursor, modules = pooling_metadata.get_pooling_cursor(), self.modules_after
         if cursor.is_partial_prefill():
             raise RuntimeError("a step holds a part of a query. This is a bug.")
-        device, counts = hidden_states.device, cursor.prompt_lens_cpu.to(torch.int64)
-        lengths, segments, left_out = counts.to(device), None, None
-        if modules.needs_segments:
-            segments = torch.repeat_interleave(torch.arange(counts.numel()), counts).to(device)
-        if modules.prompts:
-            ids = [each.tolist() for each in pooling_metadata.get_prompt_token_ids_cpu()]
-            left_out = torch.tensor(modules.left_out(ids), device=device)
-        first = cursor.first_token_indices_gpu
-        tokens = hidden_states[: int(counts.sum())]
-        found: torch.Tensor = modules(tokens, Rows(first, lengths, segments, left_out))
-        return found
+        lengths: IdArray = cursor.prompt_lens_cpu.numpy()
+        ids = [each.tolist() for each in pooling_metadata.get_prompt_token_ids_cpu()] if modules.prompts else []
+        spans = given_spans(pooling_metadata.pooling_params)
+        rows = modules.rows(lengths, ids, spans).to(hidden_states.device)
+        found: torch.Tensor = modules(hidden_states[: int(lengths.sum())], rows)
+        return found if spans is None else list(torch.split(found, spans.rows.tolist()))
 
 
 def place_modules(model: Any, modules: Modules | None) -> VectorModules | None:

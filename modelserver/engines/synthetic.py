@@ -1,7 +1,8 @@
 """Engines without a model, for load tests and fault tests: known speed, answers that follow from the ids alone.
 
-A vector's components are a hash of the query's ids in their order, each in [-1, 1). A score is half of one plus 1: in
-[0, 1). Scores of several labels do not sum to 1. Of a text each token follows from those before it.
+A vector's components are a hash of the ids of the query, or of a span of it, in their order, each in [-1, 1). A score
+is half of one plus 1: in [0, 1). Scores of several labels do not sum to 1. Of a text each token follows from those
+before it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from modelserver.engines.engine import EngineFacts, EngineLoad, IdArray, Logprobs, Matrix, NewTokens, StepLoad
+from modelserver.engines.engine import EngineFacts, EngineLoad, IdArray, Logprobs, Matrix, NewTokens, Spans, StepLoad
 from modelserver.errors import EngineBroken, device_errors
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
@@ -88,9 +89,15 @@ class SyntheticEngine:
     def step_s(self, tokens: int) -> float:
         return self.fixed_s + self.per_token_s * tokens
 
-    def prepare(self, token_ids: IdArray, lengths: IdArray, second_segments: IdArray | None = None) -> SyntheticStep:
+    def prepare(
+        self,
+        token_ids: IdArray,
+        lengths: IdArray,
+        second_segments: IdArray | None = None,
+        spans: Spans | None = None,
+    ) -> SyntheticStep:
         del second_segments
-        return SyntheticStep(self, token_ids, lengths)
+        return SyntheticStep(self, token_ids, lengths, spans)
 
     def recover(self) -> None:
         """A step that raised leaves nothing behind."""
@@ -107,6 +114,7 @@ class SyntheticStep:
     engine: SyntheticEngine
     token_ids: IdArray
     lengths: IdArray
+    spans: Spans | None = None
 
     def execute(self) -> Matrix:
         """Take as long as a real step would; raises RuntimeError where it is to fail."""
@@ -116,7 +124,10 @@ class SyntheticStep:
         self.engine.sleep(self.engine.step_s(self.token_ids.size))
         facts = self.engine.facts
         compute = vectors if facts.scoring is None else scores
-        return compute(self.token_ids, self.lengths, facts.dimensions)
+        if self.spans is None:
+            return compute(self.token_ids, self.lengths, facts.dimensions)
+        places, sizes = self.spans.tokens(self.lengths)
+        return compute(self.token_ids[places], sizes, facts.dimensions)
 
 
 def synthetic_facts(
@@ -139,6 +150,7 @@ def synthetic_facts(
         vocabulary_size=vocabulary_size,
         step_token_capacity=step_tokens,
         step_query_capacity=step_queries,
+        pools_spans=True,
     )
 
 

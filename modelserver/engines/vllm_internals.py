@@ -5,18 +5,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.entrypoints.pooling.scoring.utils import compress_token_type_ids
 from vllm.model_executor.models import adapters, registry
 from vllm.platforms import current_platform
 from vllm.v1.engine.core import EngineCore
 
+from modelserver.engines.engine import IdArray, Spans
+
 T = TypeVar("T")
 
+_SPANS, _NO_SPANS = "spans", np.empty((0, 2), np.int32)
 _TAKES_RANGE = isinstance(compress_token_type_ids([0, 1]), tuple)
 
 USED: Mapping[str, tuple[str, ...]] = {
@@ -148,12 +153,29 @@ def inspect_classes_in_process() -> None:
     module._run_in_subprocess = _called  # noqa: SLF001 - vLLM has no setting for it
 
 
-def token_types(second_segment: int, length: int) -> dict[str, Any]:
-    """The `extra_kwargs` of a request for a pair, whose tokens have type 1 from `second_segment` on.
+def extra_kwargs(lengths: IdArray, second_segments: IdArray | None, spans: Spans | None) -> Sequence[Mapping[str, Any]]:
+    """The `extra_kwargs` of each query: its tokens of type 1, or its spans for the placed modules.
 
-    vLLM 0.32 takes the first of those positions, and 0.33 the first one and the one behind the last.
+    vLLM 0.32 takes the first position of type 1, and 0.33 the first one and the one behind the last.
     """
-    return {"compressed_token_type_ids": (second_segment, length) if _TAKES_RANGE else second_segment}
+    if second_segments is not None:
+        both = zip(second_segments.tolist(), lengths.tolist(), strict=True)
+        return [
+            {"compressed_token_type_ids": (begin, length) if _TAKES_RANGE else begin} if begin < length else {}
+            for begin, length in both
+        ]
+    if spans is not None:
+        bounds = np.split(spans.bounds, np.cumsum(spans.counts)[:-1])
+        return [{_SPANS: each} if each.size else {} for each in bounds]
+    return [{}] * lengths.size
+
+
+def given_spans(params: Sequence[Any]) -> Spans | None:
+    """The spans that the requests of a step asked for, given their PoolingParams; None: none has any."""
+    found = [(each.extra_kwargs or {}).get(_SPANS, _NO_SPANS) for each in params]
+    if not any(map(len, found)):
+        return None
+    return Spans(np.array(list(map(len, found)), np.int32), np.concatenate(found))
 
 
 def _called(inspect: Callable[[], T]) -> T:
@@ -184,3 +206,11 @@ def runner_of(core: EngineCore) -> Any:
     """The model runner inside an engine that runs in this process, or None if it is elsewhere."""
     worker = getattr(core.model_executor, "driver_worker", None)
     return getattr(getattr(worker, "worker", None), "model_runner", None)
+
+
+def captured(config: VllmConfig) -> tuple[int, ...]:
+    """The sizes of steps that vLLM has captured graphs for; none on a CPU."""
+    compilation = config.compilation_config
+    if compilation.cudagraph_mode == CUDAGraphMode.NONE:
+        return ()
+    return tuple(sorted(compilation.cudagraph_capture_sizes or ()))

@@ -9,7 +9,7 @@ from threading import Thread
 
 import numpy as np
 
-from modelserver.engines.engine import Engine, EngineFacts, IdArray, Matrix, Step
+from modelserver.engines.engine import Engine, EngineFacts, IdArray, Matrix, Spans, Step
 from modelserver.errors import EngineBroken, NotServing, StepFailed
 from modelserver.scheduler.queued_batch import Answer, Composition, Outcome, QueuedBatch, StepReport
 from modelserver.scheduler.step_queue import NextStep, QueueBounds, StepQueue
@@ -70,7 +70,7 @@ class EmbeddingSteps:
         self.failures = 0
         report = StepReport(
             tokens=sum(queued.token_count for queued in batches),
-            queries=len(matrix),
+            queries=sum(queued.query_count for queued in batches),
             batches=len(batches),
             composition=composition,
             duration_s=self._idle_since_s - start_s,
@@ -110,10 +110,10 @@ class EmbeddingSteps:
         assert self._engine is not None, "A step was chosen before there was an engine. This is a bug."
         if len(batches) == 1:
             batch = batches[0].batch
-            return self._engine.prepare(batch.token_ids, batch.lengths, batch.second_segments)
+            return self._engine.prepare(batch.token_ids, batch.lengths, batch.second_segments, batch.spans)
         token_ids = np.concatenate([queued.batch.token_ids for queued in batches])
         lengths = np.concatenate([queued.batch.lengths for queued in batches])
-        return self._engine.prepare(token_ids, lengths, _second_segments(batches))
+        return self._engine.prepare(token_ids, lengths, _second_segments(batches), _spans(batches))
 
 
 def _second_segments(batches: Sequence[QueuedBatch]) -> IdArray | None:
@@ -127,19 +127,30 @@ def _second_segments(batches: Sequence[QueuedBatch]) -> IdArray | None:
     return np.concatenate(list(parts))
 
 
+def _spans(batches: Sequence[QueuedBatch]) -> Spans | None:
+    found = [queued.batch.spans for queued in batches]
+    if not any(found):
+        return None
+    counts = [
+        np.zeros(queued.query_count, np.int32) if spans is None else spans.counts
+        for queued, spans in zip(batches, found, strict=True)
+    ]
+    return Spans(np.concatenate(counts), np.concatenate([spans.bounds for spans in found if spans is not None]))
+
+
 def _answer(batches: Sequence[QueuedBatch], matrix: Matrix, report: StepReport, start_s: float) -> None:
     first = 0
     for queued in batches:
-        rows = matrix[first : first + queued.query_count]
-        first += queued.query_count
+        rows = matrix[first : first + queued.batch.row_count]
+        first += queued.batch.row_count
         engine_s = report.duration_s * queued.token_count / report.tokens
         queued.deliver(Answer(rows, report, start_s - queued.ready_s, engine_s))
 
 
 def _check(matrix: Matrix, batches: Sequence[QueuedBatch]) -> None:
-    queries = sum(queued.query_count for queued in batches)
-    if len(matrix) != queries:
-        raise StepFailed(f"the engine gave {len(matrix)} vectors for {queries} queries")
+    rows = sum(queued.batch.row_count for queued in batches)
+    if len(matrix) != rows:
+        raise StepFailed(f"the engine gave {len(matrix)} vectors, and {rows} were asked for")
 
 
 def _deliver(batches: Sequence[QueuedBatch], outcome: Outcome) -> None:

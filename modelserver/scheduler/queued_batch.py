@@ -41,7 +41,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of one batch: float32 [valid queries, dimensions], its step, and how long it waited ready.
+    """The result of one batch: float32 [rows of valid queries, dimensions], its step, and how long it waited ready.
 
     `engine_s`: its part of the steps' time.
     """

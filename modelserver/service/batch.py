@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from modelserver.engines.engine import EngineFacts, IdArray, Matrix
+from modelserver.engines.engine import EngineFacts, IdArray, Matrix, Spans
 from modelserver.errors import InvalidBatch
 
 _WIRE_INT = np.dtype("<i4")
@@ -29,9 +29,10 @@ class Batch:
     """The valid queries of one batch, and the faults of the others.
 
     `token_ids` int32 [Σ lengths] and `lengths` int32 [valid queries] hold the valid ones, `second_segments` where the
-    tokens of type 1 begin in each (None: nowhere), `positions` their places
-    among the `query_count` queries that were sent (None: all are valid). `isolated`: never merged with another
-    batch. `max_step_tokens`: the sender's budget for a merged step.
+    tokens of type 1 begin in each (None: nowhere), `spans` what is pooled of each (None: all of it), `positions` their
+    places among the `query_count` queries that were sent (None: all are valid). `sent_rows`: how many rows each of
+    those has (None: one). `isolated`: never merged with another batch. `max_step_tokens`: the sender's budget for a
+    merged step.
     """
 
     token_ids: IdArray
@@ -42,16 +43,29 @@ class Batch:
     isolated: bool
     max_step_tokens: int
     second_segments: IdArray | None = None
+    spans: Spans | None = None
+    sent_rows: IdArray | None = None
 
     @property
     def token_count(self) -> int:
         return self.token_ids.size
+
+    @property
+    def row_count(self) -> int:
+        """The rows of its valid queries."""
+        return self.lengths.size if self.spans is None else int(self.spans.rows.sum())
+
+    @property
+    def sent_row_count(self) -> int:
+        return self.query_count if self.sent_rows is None else int(self.sent_rows.sum())
 
 
 def decode_batch(
     token_ids: bytes,
     lengths: bytes,
     second_segments: bytes = b"",
+    span_counts: bytes = b"",
+    spans: bytes = b"",
     *,
     isolated: bool,
     max_step_tokens: int,
@@ -67,10 +81,12 @@ def decode_batch(
     counts = _int32(lengths, "lengths")
     sizes = _sizes(ids, counts, facts)
     second = _second_segments(second_segments, counts, facts)
+    pooled = _spans(span_counts, spans, counts, facts)
+    rows = None if pooled is None else pooled.rows
     budget = max_step_tokens or facts.step_token_capacity
     ids_unsigned = ids.view(np.uint32)  # a negative id is a huge unsigned one
     if min(sizes) > 0 and max(sizes) <= facts.max_input_tokens and ids_unsigned.max() < facts.vocabulary_size:
-        return Batch(ids, counts, counts.size, None, (), isolated, budget, second)
+        return Batch(ids, counts, counts.size, None, (), isolated, budget, second, pooled, rows)
     empty = counts == 0
     bad = empty | (counts > facts.max_input_tokens)
     bad |= _any_within(ids_unsigned >= np.uint32(facts.vocabulary_size), counts)
@@ -85,27 +101,33 @@ def decode_batch(
         isolated,
         budget,
         None if second is None else second[good],
+        None if pooled is None else Spans(pooled.counts[good], pooled.bounds[np.repeat(good, pooled.counts)]),
+        rows,
     )
 
 
 def encode(batch: Batch, matrix: Matrix) -> tuple[bytes, tuple[QueryFault, ...]]:
-    """The answer's bytes (float32 little endian [query_count, dimensions]) and its faults.
+    """The answer's bytes (float32 little endian [sent_row_count, dimensions]) and its faults.
 
-    `matrix` float32 [valid queries, dimensions]. A query without a vector has a zero row; so has one whose vector
-    is not finite, which is a fault too.
+    `matrix` float32 [row_count, dimensions]. The rows of a query without a vector are zero; so are those of one whose
+    vectors are not finite, which is a fault too.
     """
     faults = batch.faults
     if not np.isfinite(matrix).all():
-        broken = np.flatnonzero(~np.isfinite(matrix).all(axis=1))
+        queries = np.arange(batch.lengths.size)
+        if batch.spans is not None:
+            queries = np.repeat(queries, batch.spans.rows)
+        broken = np.unique(queries[~np.isfinite(matrix).all(axis=1)])
         places = broken if batch.positions is None else batch.positions[broken]
         faults += tuple(
             QueryFault(int(place), grpc.StatusCode.INTERNAL, "the engine's result is not finite") for place in places
         )
         matrix = matrix.copy()
-        matrix[broken] = 0.0
+        matrix[np.isin(queries, broken)] = 0.0
     if batch.positions is not None:
-        whole = np.zeros((batch.query_count, matrix.shape[1]), _WIRE_FLOAT)
-        whole[batch.positions] = matrix
+        whole = np.zeros((batch.sent_row_count, matrix.shape[1]), _WIRE_FLOAT)
+        valid = np.isin(np.arange(batch.query_count), batch.positions)
+        whole[valid if batch.sent_rows is None else np.repeat(valid, batch.sent_rows)] = matrix
         matrix = whole
     return matrix.astype(_WIRE_FLOAT, copy=False).tobytes(), faults
 
@@ -144,6 +166,25 @@ def _second_segments(data: bytes, counts: IdArray, facts: EngineFacts) -> IdArra
     if ((second < 0) | (second > counts)).any():
         raise InvalidBatch("a second segment begins outside its query")
     return second
+
+
+def _spans(span_counts: bytes, spans: bytes, lengths: IdArray, facts: EngineFacts) -> Spans | None:
+    if not span_counts:
+        return None
+    counts, bounds = _int32(span_counts, "span_counts"), _int32(spans, "spans")
+    if not facts.pools_spans:
+        raise InvalidBatch("spans are given, and the model served here does not pool them")
+    if counts.size != lengths.size:
+        raise InvalidBatch(f"span_counts has {counts.size} values, and there are {lengths.size} queries")
+    if (counts < 0).any() or 2 * counts.sum(dtype=np.int64) != bounds.size:
+        raise InvalidBatch(f"spans has {bounds.size} values: expected two for each of span_counts")
+    pairs = bounds.reshape(-1, 2)
+    queries, (starts, ends) = np.repeat(np.arange(counts.size), counts), pairs.T
+    before = np.zeros_like(starts)
+    before[1:] = np.where(queries[1:] == queries[:-1], ends[:-1], 0)
+    if ((starts < before) | (starts >= ends) | (ends > lengths[queries])).any():
+        raise InvalidBatch("a span is empty, lies outside its query, or begins before the one in front of it ends")
+    return Spans(counts, pairs)
 
 
 def _any_within(marks: npt.NDArray[np.bool_], counts: IdArray) -> npt.NDArray[np.bool_]:

@@ -61,6 +61,7 @@ def describe(
             labels=facts.scoring.labels if Task.CLASSIFY in facts.tasks and facts.scoring else (),
             pair_template=_pair_template(facts.scoring) if facts.scoring is not None else None,
             generation=_generation(cost, facts) if cost is not None else None,
+            pools_spans=facts.pools_spans,
         ),
     )
 

@@ -116,6 +116,8 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
             request.token_ids,
             request.lengths,
             request.second_segments,
+            request.span_counts,
+            request.spans,
             isolated=request.attempt > 0 or request.isolate,
             max_step_tokens=request.max_step_tokens,
             facts=description.facts,
@@ -168,7 +170,7 @@ def _response(
 ) -> pb.EmbedBatchResponse:
     if answer is None:  # no query was fit for the engine
         errors = [_error(fault) for fault in batch.faults]
-        zeros = bytes(batch.query_count * dimensions * 4)
+        zeros = bytes(batch.sent_row_count * dimensions * 4)
         return pb.EmbedBatchResponse(
             embeddings=zeros, dimensions=dimensions, errors=errors, queued_tokens=queued_tokens
         )

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from loadtest.stack.part import python_of
+from protos.embedding.v1 import embedding_pb2 as pb
+from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from protos.ranking.v1 import ranking_pb2, ranking_pb2_grpc
 from tests.clients.conftest import RANKING, Stack
 from tests.clients.test_openai import MODEL, TEXTS, vectors_by_grpc
@@ -52,6 +54,19 @@ vectors = answer.embeddings
 found = {name: getattr(vectors, "float_" if name == "float" else name) for name in types}
 found["tokens"] = answer.meta.billed_units.input_tokens
 print(json.dumps(found))
+"""
+DOCUMENTS = """
+import voyageai
+client = voyageai.Client(api_key="none", base_url=url + "/v1")
+answer = client.contextualized_embed(inputs=[texts, texts[:1]], model=model, input_type="document")
+split = client.contextualized_embed(inputs=[[" ".join(texts)]], model=model, chunk_fn=str.split, output_dtype="int8")
+query = client.contextualized_embed(inputs=texts[:1], model=model, input_type="query")
+print(json.dumps({
+    "documents": [each.embeddings for each in answer.results],
+    "tokens": answer.total_tokens,
+    "words": [len(each.embeddings) for each in split.results],
+    "query": query.results[0].embeddings,
+}))
 """
 LONG = """
 import voyageai, cohere
@@ -103,6 +118,21 @@ def test_voyage_s_client_gets_every_dtype(stack: Stack) -> None:
     for name, each in quantized(vectors).items():
         assert found[name] == each
     assert found["tokens"] > len(TEXTS)
+
+
+def test_voyage_s_client_gets_the_vectors_of_chunks_as_grpc_does(stack: Stack) -> None:
+    found = json.loads(run(DOCUMENTS, stack))
+    with grpc.insecure_channel(stack.grpc) as channel:
+        inputs = [pb.Input(chunks=pb.Chunks(texts=texts)) for texts in (TEXTS, TEXTS[:1])]
+        answer = pb_grpc.EmbeddingsStub(channel).Embed(
+            pb.EmbedRequest(model=MODEL, inputs=inputs, input_type="INPUT_TYPE_DOCUMENT")
+        )
+    assert [exact(each) for each in found["documents"]] == [
+        [chunk.embedding for chunk in each.chunks] for each in answer.embeddings
+    ]
+    assert found["tokens"] == sum(each.token_count for each in answer.embeddings)
+    assert found["words"] == [len(" ".join(TEXTS).split())]
+    assert len(found["query"]) == 1
 
 
 def test_cohere_s_client_gets_every_type_at_once(stack: Stack) -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from aggregator.engine import OutgoingBatch, ServerDescription, StepResult
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerLost
 from aggregator.scheduler.replica import StepReport
+from modelserver.engines.engine import Spans
 from protos.modelserver.v1.curve import Curve, Rule
 
 Ids = npt.NDArray[np.int32]
@@ -115,5 +116,9 @@ class FakeEngine:
         ids, lengths = np.frombuffer(batch.token_ids, "<i4"), np.frombuffer(batch.lengths, "<i4")
         if self.poison & set(ids.tolist()):
             raise EngineFailed("the engine fell over")
+        if batch.span_counts:
+            bounds = np.frombuffer(batch.spans, "<i4").reshape(-1, 2)
+            places, lengths = Spans(np.frombuffer(batch.span_counts, "<i4"), bounds).tokens(lengths)
+            ids = ids[places]
         matrix = self.compute(ids, lengths, self.description.dimensions)
         return StepResult(matrix, (), StepReport(batch.token_count, duration_s or 1e-4, 0, 0.0, staged_s))

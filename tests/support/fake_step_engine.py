@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from modelserver.engines.engine import EngineFacts, IdArray, Matrix
+from modelserver.engines.engine import EngineFacts, IdArray, Matrix, Spans
 from modelserver.engines.synthetic import synthetic_facts
 from modelserver.errors import EngineBroken
 from modelserver.scheduler.queued_batch import Outcome, QueuedBatch
@@ -60,16 +60,24 @@ class FakeStepEngine:
     prepared_by: list[str] = field(default_factory=list[str])
     prepared: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     second_segments: list[list[int] | None] = field(default_factory=list[list[int] | None])
+    spans: list[Spans | None] = field(default_factory=list[Spans | None])
     steps: list[list[int]] = field(default_factory=list[list[int]])
     recoveries: int = 0
     closed: bool = False
     broken: bool = False
 
-    def prepare(self, token_ids: IdArray, lengths: IdArray, second_segments: IdArray | None = None) -> FakeStep:
+    def prepare(
+        self,
+        token_ids: IdArray,
+        lengths: IdArray,
+        second_segments: IdArray | None = None,
+        spans: Spans | None = None,
+    ) -> FakeStep:
+        self.spans.append(spans)
         self.second_segments.append(None if second_segments is None else second_segments.tolist())
         self.prepared_by.append(threading.current_thread().name)
         self.prepared.release()
-        return FakeStep(self, token_ids, lengths)
+        return FakeStep(self, token_ids, lengths, spans)
 
     def recover(self) -> None:
         self.recoveries += 1
@@ -85,6 +93,7 @@ class FakeStep:
     engine: FakeStepEngine
     token_ids: IdArray
     lengths: IdArray
+    spans: Spans | None = None
 
     def execute(self) -> Matrix:
         self.engine.steps.append(self.lengths.tolist())
@@ -94,6 +103,10 @@ class FakeStep:
             self.engine.broken = True
         if np.isin(self.token_ids, (POISON, DEADLY)).any():
             raise RuntimeError("poison")
+        if self.spans is not None:
+            places, sizes = self.spans.tokens(self.lengths)
+            sums = np.add.reduceat(self.token_ids[places], np.cumsum(sizes) - sizes)
+            return np.asarray(np.stack((sums, sizes), axis=1), np.float32)
         sums = np.add.reduceat(self.token_ids, np.cumsum(self.lengths) - self.lengths)
         kept = self.token_ids[np.cumsum(self.lengths) - self.lengths] != LOST
         return np.asarray(np.stack((sums, self.lengths), axis=1)[kept], np.float32)

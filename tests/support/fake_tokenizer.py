@@ -37,6 +37,8 @@ class FakeTokenizer:
         body = body[len(body) - room :] if keep_end else body[:room]
         return np.concatenate((ids[:1], body, ids[-1:])).tobytes()
 
+    special_ids = FIRST.to_bytes(4, "little"), LAST.to_bytes(4, "little")
+
     def without_special(self, token_ids: bytes) -> bytes:
         return token_ids[4:-4]
 

@@ -60,6 +60,7 @@ DESCRIPTION = described(
     query_prompt="query: ",
     document_prompt="passage: ",
     curve=CURVE,
+    pools_spans=True,
 )
 
 

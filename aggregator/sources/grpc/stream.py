@@ -156,7 +156,7 @@ class Stream:
     def _answer_bytes(self, request: Request) -> int:
         options = request.options
         dimensions = options.dimensions or self._models.dimensions(request.model)
-        return len(request.inputs) * vector_bytes(dimensions, options.encoding)
+        return request.vector_count * vector_bytes(dimensions, options.encoding)
 
     def _leave(self, room: Room) -> None:
         self._rooms.remove(room)

@@ -15,7 +15,7 @@ from aggregator.sources.calls.models import ServedModels, ServedTask
 from aggregator.sources.http.answer import AskedPriority, Ignored, checked_id, priority_of
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode_body
-from aggregator.sources.http.vectors import VectorList, VectorsByType
+from aggregator.sources.http.vectors import DocumentList, VectorList, VectorsByType
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS
 from protos.embedding.v1 import embedding_pb2 as pb
 
@@ -57,6 +57,7 @@ class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
     input_type: Literal["query", "document"] | None = None
     normalize: bool | None = None
     tokenizer: str | None = None
+    late_chunking: bool | None = None
 
     def answer(self) -> VectorList:
         """How it is answered. `embed_dtype` and `endianness` are of base64 and bytes, as in vLLM."""
@@ -64,7 +65,10 @@ class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
         dtype: str = self.output_dtype or "float"
         if dtype == "float" and self.embed_dtype == "float16" and encoding_format != "float":
             dtype = "float16"
-        return VectorList(self.ignored(), dtype, encoding_format, is_swapped=self.endianness == "big")
+        found = VectorList(self.ignored(), dtype, encoding_format, is_swapped=self.endianness == "big")
+        if self.late_chunking:
+            found.remedy = DocumentList.remedy
+        return found
 
     def truncated(self) -> pb.Truncate:
         if self.truncate_prompt_tokens is None and not self.truncation:
@@ -82,6 +86,8 @@ class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
                 "the model's special tokens are always added to a text: send token ids where they must not be",
                 "add_special_tokens",
             )
+        if self.late_chunking and self.truncated() != pb.TRUNCATE_NONE:
+            raise FieldError("a document in chunks is not truncated: send fewer of its chunks", "late_chunking")
         if self.dimensions and self.output_dimension:
             raise FieldError("dimensions says the same: send one of them", "output_dimension")
 
@@ -149,7 +155,8 @@ class EmbeddingsReader:
         raw = memoryview(asked.input)
         kind = bytes(raw[:1])
         if kind == b'"':
-            return (pb.Input(text=decode_body(_TEXT, raw, "input")),)
+            text = decode_body(_TEXT, raw, "input")
+            return (pb.Input(chunks=pb.Chunks(texts=(text,))) if asked.late_chunking else pb.Input(text=text),)
         if raw.nbytes > 2 * max_inputs:
             check_size(bytes(raw), max_inputs)
         found = _FIRST_ELEMENT.match(raw)
@@ -163,8 +170,20 @@ class EmbeddingsReader:
             if not (self._trusts_token_ids or asked.tokenizer):
                 raise FieldError(FOREIGN_IDS, "input")
             many = decode_body(_MANY_IDS, raw, "input") if first == b"[" else [decode_body(_IDS, raw, "input")]
+            if asked.late_chunking:
+                raise FieldError("expected the texts of a document's chunks, as late_chunking is set", "input")
+            _check_count(len(many), max_inputs)
             return [pb.Input(token_ids=pb.TokenIds(ids=ids)) for ids in many]
-        return [pb.Input(text=text) for text in decode_body(_TEXTS, raw, "input")]
+        texts = decode_body(_TEXTS, raw, "input")
+        _check_count(len(texts), max_inputs)
+        if asked.late_chunking:
+            return (pb.Input(chunks=pb.Chunks(texts=texts)),)
+        return [pb.Input(text=text) for text in texts]
+
+
+def _check_count(count: int, max_inputs: int) -> None:
+    if count > max_inputs:
+        raise FieldError(f"{count} inputs: at most {max_inputs} are taken", "input")
 
 
 def check_nesting(raw: bytes, field: str) -> None:
@@ -185,6 +204,45 @@ def check_size(raw: bytes, max_inputs: int) -> None:
         raise FieldError(f"at least {inputs} inputs: at most {max_inputs} are taken", "input")
     if not quotes and raw.count(b",") > MAX_TOKEN_IDS + max_inputs:
         raise FieldError(f"more than {MAX_TOKEN_IDS} token ids: send fewer in one request", "input")
+
+
+class DocumentsBody(Ignored, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/contextualizedembeddings`, as Voyage has it: the chunks of each document."""
+
+    inputs: Annotated[list[list[str]], msgspec.Meta(min_length=1)]
+    model: str | None = None
+    input_type: Literal["query", "document"] | None = None
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
+    output_dimension: _Number | None = None
+    encoding_format: Literal["base64"] | None = None
+    priority: AskedPriority = None
+
+
+_DOCUMENTS_BODY = msgspec.json.Decoder(DocumentsBody)
+
+
+def read_documents(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.EmbedRequest, DocumentList]:
+    """The message for a body, and how it is answered. A query by itself is embedded whole. Raises FieldError."""
+    asked = decode_body(_DOCUMENTS_BODY, data)
+    chunks = sum(map(len, asked.inputs))
+    if chunks > defaults.max_inputs:
+        raise FieldError(f"{chunks} chunks: at most {defaults.max_inputs} are taken", "inputs")
+    answer = DocumentList(asked.ignored(), asked.output_dtype or "float", asked.encoding_format or "float")
+    message = pb.EmbedRequest(
+        request_id=request_id,
+        model=asked.model or "",
+        inputs=[
+            pb.Input(text=texts[0])
+            if asked.input_type == "query" and len(texts) == 1
+            else pb.Input(chunks=pb.Chunks(texts=texts))
+            for texts in asked.inputs
+        ],
+        input_type=_INPUT_TYPES[asked.input_type],
+        priority=priority_of(asked.priority, defaults.priority),
+        dimensions=asked.output_dimension or 0,
+        encoding=answer.encoding,
+    )
+    return message, answer
 
 
 _COHERE_INPUT_TYPES = {

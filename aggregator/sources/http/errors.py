@@ -25,7 +25,7 @@ _STATUS: dict[Code, tuple[int, str, str]] = {
 }
 _INTERNAL = 500, "api_error", "internal_error"
 _SAMPLING = "sampling."
-_NAMES = {"inputs": "input", "token_ids": "prompt", "model_revision": "tokenizer"}
+_NAMES = {"token_ids": "prompt", "model_revision": "tokenizer"}
 """Fields that have another name in the messages of protobuf, where those of `_SAMPLING` are in a message of their own.
 
 A revision is pinned by its tokenizer.

@@ -21,7 +21,7 @@ from aggregator.sources.calls.load import Room
 from aggregator.sources.calls.models import ServedModels, ServedRevision, ServedTask
 from aggregator.sources.http.answer import Answer
 from aggregator.sources.http.calls import HttpCalls
-from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, read_embed
+from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, read_documents, read_embed
 from aggregator.sources.http.errors import FieldError, HttpError, described
 from aggregator.sources.http.exchange import Exchange, Responses
 from aggregator.sources.http.generation import ChatRequest, CompletionRequest, GenerationReader, Writer
@@ -108,6 +108,7 @@ class OpenAIService:
         generation = GenerationReader(revisions, trusts_token_ids=trusts_token_ids)
         self._routes: dict[str, tuple[str, Serve]] = {
             "/v1/embeddings": ("POST", partial(self._serve, embeddings)),
+            "/v1/contextualizedembeddings": ("POST", partial(self._serve, read_documents)),
             "/v2/embed": ("POST", partial(self._serve, read_embed)),
             "/rerank": ("POST", partial(self._serve, partial(read_rerank, returns_documents=True))),
             "/v1/rerank": ("POST", partial(self._serve, partial(read_rerank, returns_documents=True))),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from binascii import b2a_base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +51,8 @@ DTYPES = {
 }
 
 
-def _rows(request: Request, dtype: Dtype) -> Iterator[tuple[EncodedRows, Vector]]:
-    """Each input's vector with the encoded rows of its batch."""
+def _vectors(request: Request, dtype: Dtype) -> Iterator[tuple[EncodedRows, Vector]]:
+    """Each input's result with the encoded rows of its batch."""
     options = request.options
     rows: EncodedRows | None = None
     batch = None
@@ -62,6 +62,13 @@ def _rows(request: Request, dtype: Dtype) -> Iterator[tuple[EncodedRows, Vector]
             batch = outcome.batch
             rows = batch.rows(options.dimensions, dtype.encoding, normalize=bool(options.normalize))
         yield rows, outcome
+
+
+def _rows(request: Request, dtype: Dtype) -> Iterator[tuple[EncodedRows, int]]:
+    """The place of each vector in the encoded rows of its batch."""
+    for rows, outcome in _vectors(request, dtype):
+        for row in outcome.rows:
+            yield rows, row
 
 
 def _model(request: Request) -> str:
@@ -87,31 +94,39 @@ class VectorList(Answer):
 
     @override
     def takes_long(self, request: Request) -> bool:
-        as_numbers = self._format == "float" and len(request.outcomes) * request.options.dimensions > _MANY_FLOATS
+        as_numbers = self._format == "float" and request.vector_count * request.options.dimensions > _MANY_FLOATS
         return as_numbers or super().takes_long(request)
 
     @override
     def write(self, request: Request) -> bytes:
         if self._format.startswith("bytes"):
-            return b"".join(self._bytes(rows, vector.row) for rows, vector in _rows(request, self._dtype))
+            return b"".join(self._bytes(rows, row) for rows, row in _rows(request, self._dtype))
         return b"".join(self._pieces(request))
 
     def _pieces(self, request: Request) -> Iterator[bytes]:
-        before = b'{"object":"list","data":[{"object":"embedding","index":'
-        for index, (rows, vector) in enumerate(_rows(request, self._dtype)):
-            yield b'%b%d,"embedding":' % (before, index)
-            if self._format == "base64":
-                yield b'"%b"' % b2a_base64(self._bytes(rows, vector.row), newline=False)
-            else:
-                yield msgspec.json.encode(self._dtype.numbers(rows, vector.row))
-            if rows.scales is not None:
-                yield b',"scale":%r' % rows.scale(vector.row)
-            before = b'},{"object":"embedding","index":'
-        yield b'}],"model":%b,"usage":%b,"id":%b}' % (
+        yield b'{"object":"list","data":'
+        yield from self._data(request)
+        yield b',"model":%b,"usage":%b,"id":%b}' % (
             msgspec.json.encode(_model(request)),
             msgspec.json.encode(_usage(request)),
             msgspec.json.encode(request.request_id),
         )
+
+    def _data(self, request: Request) -> Iterator[bytes]:
+        return self._listed(_rows(request, self._dtype))
+
+    def _listed(self, vectors: Iterable[tuple[EncodedRows, int]]) -> Iterator[bytes]:
+        before = b'[{"object":"embedding","index":'
+        for index, (rows, row) in enumerate(vectors):
+            yield b'%b%d,"embedding":' % (before, index)
+            if self._format == "base64":
+                yield b'"%b"' % b2a_base64(self._bytes(rows, row), newline=False)
+            else:
+                yield msgspec.json.encode(self._dtype.numbers(rows, row))
+            if rows.scales is not None:
+                yield b',"scale":%r' % rows.scale(row)
+            before = b'},{"object":"embedding","index":'
+        yield b"}]"
 
     def _bytes(self, rows: EncodedRows, row: int) -> bytes:
         data = self._dtype.row(rows, row)
@@ -149,6 +164,26 @@ def _usage(request: Request) -> dict[str, int]:
     return {"prompt_tokens": count, "total_tokens": count}
 
 
+class DocumentList(VectorList):
+    """Voyage's form of documents in chunks: a list of the chunks' vectors for each."""
+
+    inputs = "inputs"
+    remedy = "fewer chunks of the document at once"
+
+    def __init__(self, ignored: str, dtype: str, encoding_format: str) -> None:
+        super().__init__(ignored, dtype, encoding_format, is_swapped=False)
+
+    @override
+    def _data(self, request: Request) -> Iterator[bytes]:
+        before = b'[{"object":"list","data":'
+        for index, (rows, document) in enumerate(_vectors(request, self._dtype)):
+            yield before
+            yield from self._listed((rows, row) for row in document.rows)
+            yield b',"index":%d' % index
+            before = b'},{"object":"list","data":'
+        yield b"}]"
+
+
 class VectorsByType(Answer):
     """Cohere's form: the vectors of all texts in each type that was asked for, and the texts."""
 
@@ -181,6 +216,6 @@ class VectorsByType(Answer):
     def _vectors(self, request: Request, name: str) -> list[Any]:
         if name == "base64":
             found = _rows(request, DTYPES["float"])
-            return [b2a_base64(rows.row(vector.row), newline=False).decode() for rows, vector in found]
+            return [b2a_base64(rows.row(row), newline=False).decode() for rows, row in found]
         dtype = DTYPES[name]
-        return [dtype.numbers(rows, vector.row) for rows, vector in _rows(request, dtype)]
+        return [dtype.numbers(rows, row) for rows, row in _rows(request, dtype)]

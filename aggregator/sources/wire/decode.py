@@ -15,13 +15,13 @@ from functools import lru_cache
 from itertools import islice
 from math import inf
 
-import numpy as np
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from aggregator.errors import Code, InvalidRequest, Undecodable
-from aggregator.request.request import Defaults, Failure, Options, Outcome, Request
+from aggregator.errors import InvalidRequest, Undecodable
+from aggregator.request.request import Chunks, Defaults, Failure, Input, Options, Outcome, Request
 from aggregator.scheduler.work_item import Priority
+from aggregator.sources.wire.fields import BYTES, ONE_BYTE, count_token_ids, fields
 from protos.embedding.v1 import embedding_pb2 as pb
 
 SMALL_BYTES = 32 * 1024
@@ -34,11 +34,7 @@ _OTHER_FIELDS = 64  # a request has 12 besides its inputs
 _HEAD_FIELDS = 2048
 _INPUTS = pb.EmbedRequest.INPUTS_FIELD_NUMBER
 _TEXT_TAG = pb.Input.TEXT_FIELD_NUMBER << 3 | 2
-_TOKEN_IDS = pb.Input.TOKEN_IDS_FIELD_NUMBER
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_LONGEST_VARINT = 10
-_ONE_BYTE = 0x80
-"""A number below it is one byte long."""
+_TOKEN_IDS, _CHUNKS = pb.Input.TOKEN_IDS_FIELD_NUMBER, pb.Input.CHUNKS_FIELD_NUMBER
 
 
 def check(data: bytes, max_inputs: int) -> None:
@@ -52,21 +48,29 @@ def check(data: bytes, max_inputs: int) -> None:
     max_fields = _FIELDS_PER_INPUT * max_inputs + _OTHER_FIELDS
     for number, wire_type, start, end in fields(data, 0, len(data)):
         walked += 1
-        if number == _INPUTS and wire_type == _BYTES:
+        if number == _INPUTS and wire_type == BYTES:
             inputs += 1
-            if inputs > max_inputs:
-                raise InvalidRequest(f"more than {max_inputs} inputs: at most {max_inputs} are taken")
-            parts = () if _is_one_text(data, start, end) else fields(data, start, end)
-            for part, part_type, part_start, part_end in parts:
-                walked += 1
-                if part == _TOKEN_IDS and part_type == _BYTES:
-                    token_ids += count_token_ids(data, part_start, part_end)
+            for more_chunks, ids in _parts(data, start, end, max_inputs):
+                walked, inputs, token_ids = walked + 1, inputs + more_chunks, token_ids + ids
                 if token_ids > MAX_TOKEN_IDS:
                     raise InvalidRequest(f"more than {MAX_TOKEN_IDS} token ids: send fewer in one request")
                 if walked > max_fields:
                     break
+            if inputs > max_inputs:
+                raise InvalidRequest(f"more than {max_inputs} inputs: at most {max_inputs} are taken")
         if walked > max_fields:
             raise InvalidRequest("the message repeats fields too often")
+
+
+def _parts(data: bytes, start: int, end: int, max_inputs: int) -> Iterator[tuple[int, int]]:
+    """Of each field of an Input, its chunks beyond the first, and its token ids."""
+    for number, wire_type, begins, ends in () if _is_one_text(data, start, end) else fields(data, start, end):
+        chunks = token_ids = 0
+        if number == _CHUNKS and wire_type == BYTES:
+            chunks = max(0, sum(1 for _ in islice(fields(data, begins, ends), max_inputs + 1)) - 1)
+        if number == _TOKEN_IDS and wire_type == BYTES:
+            token_ids = count_token_ids(data, begins, ends)
+        yield chunks, token_ids
 
 
 def _is_one_text(data: bytes, start: int, end: int) -> bool:
@@ -75,9 +79,9 @@ def _is_one_text(data: bytes, start: int, end: int) -> bool:
     if size < 0 or data[start] != _TEXT_TAG:
         return False
     first = data[start + 1]
-    if first < _ONE_BYTE:
+    if first < ONE_BYTE:
         return first == size
-    return size > 0 and data[start + 2] < _ONE_BYTE and first - _ONE_BYTE + (data[start + 2] << 7) == size - 1
+    return size > 0 and data[start + 2] < ONE_BYTE and first - ONE_BYTE + (data[start + 2] << 7) == size - 1
 
 
 def head(data: bytes) -> pb.EmbedRequest:
@@ -99,50 +103,6 @@ def head(data: bytes) -> pb.EmbedRequest:
         return pb.EmbedRequest()
 
 
-def count_token_ids(data: bytes, start: int, end: int) -> int:
-    """How many ids a TokenIds holds if they are packed, as usual; twice as many if not.
-
-    Each id has one last byte, and so have the tag and the length of the packed list.
-    """
-    last_bytes = np.count_nonzero(np.frombuffer(data, np.uint8, end - start, start) < 0x80)  # noqa: PLR2004
-    return max(0, int(last_bytes) - 2)
-
-
-def fields(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number, wire type, and where the content begins and ends, of each field in `data[position:end]`."""
-    while position < end:
-        tag, position = (data[position], position + 1) if data[position] < _ONE_BYTE else _varint(data, position, end)
-        wire_type = tag & 7
-        start = position
-        if wire_type == _BYTES:
-            if position < end and data[position] < _ONE_BYTE:  # most are short, and a call costs more than the rest
-                size, start = data[position], position + 1
-            else:
-                size, start = _varint(data, position, end)
-            position = start + size
-        elif wire_type == _VARINT:
-            _, position = _varint(data, position, end)
-        elif wire_type == _FIXED64:
-            position += 8
-        elif wire_type == _FIXED32:
-            position += 4
-        else:
-            raise DecodeError("a group, or no wire type at all")
-        if position > end:
-            raise DecodeError("a field is longer than what holds it")
-        yield tag >> 3, wire_type, start, position
-
-
-def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
-    value = 0
-    for index in range(position, min(end, position + _LONGEST_VARINT)):
-        byte = data[index]
-        value |= (byte & 0x7F) << (7 * (index - position))
-        if byte < _ONE_BYTE:  # the last of its bytes
-            return value, index + 1
-    raise DecodeError("a number has no end")
-
-
 _PRIORITIES: dict[int, Priority] = {
     pb.PRIORITY_INTERACTIVE: Priority.INTERACTIVE,
     pb.PRIORITY_DEFAULT: Priority.DEFAULT,
@@ -151,8 +111,6 @@ _PRIORITIES: dict[int, Priority] = {
 _MAX_TOKEN_ID = 2**31 - 1
 _ONE_OPEN = (None,)
 _PACKED_AT_ONCE = 8192
-_EMPTY = Failure(Code.INVALID_ARGUMENT, "the input is empty: give text or token ids")
-_BAD_ID = Failure(Code.INVALID_ARGUMENT, "a token id does not fit 31 bits")
 _FLOAT32, _NO_TRUNCATION = int(pb.ENCODING_FLOAT32), int(pb.TRUNCATE_NONE)
 
 
@@ -241,7 +199,8 @@ def _input(item: object, place: str) -> pb.Input:
                 raise InvalidRequest(f"{_NOT_JSON}: {place}.text holds half a character") from None
     message = pb.Input()
     if not _fits(item, message):
-        raise InvalidRequest(f'{_NOT_JSON}: {place} is neither {{"text": ""}} nor {{"tokenIds": {{"ids": []}}}}')
+        forms = '{"text": ""}, {"tokenIds": {"ids": []}} and {"chunks": {"texts": []}}'
+        raise InvalidRequest(f"{_NOT_JSON}: {place} is none of {forms}")
     return message
 
 
@@ -289,15 +248,19 @@ def parse(
     if not 0 < remaining <= defaults.max_inputs:
         limit = "at least one input is needed" if not remaining else f"at most {defaults.max_inputs} are taken"
         raise InvalidRequest(f"{remaining} inputs: {limit}", "inputs")
-    values: Sequence[str | bytes] = (inputs[0].text,)
+    values: Sequence[Input] = (inputs[0].text,)
     if remaining > 1:
         values = [item.text for item in inputs]
     if message.HasField("expire_time"):
         expire_s = message.expire_time.seconds + message.expire_time.nanos * 1e-9
         deadline_s = min(deadline_s, received_s + expire_s - wall_s)
     outcomes: Sequence[Outcome | None] = _ONE_OPEN if remaining == 1 else [None] * remaining
-    if not all(values):  # token ids, or nothing at all
-        values, outcomes, remaining = _values(inputs)
+    if not all(values) or any(item.spans for item in inputs):  # token ids, chunks, or nothing at all
+        values, outcomes = _values(inputs)
+        remaining = outcomes.count(None)
+        vectors = sum(each.count if isinstance(each, Chunks) else 1 for each in values)
+        if vectors > defaults.max_inputs:
+            raise InvalidRequest(f"{vectors} inputs and chunks: at most {defaults.max_inputs} are taken", "inputs")
     return Request(
         request_id=message.request_id or random_id(),
         model=message.model or defaults.model,
@@ -316,18 +279,46 @@ def parse(
     )
 
 
-def _values(inputs: Sequence[pb.Input]) -> tuple[list[str | bytes], list[Outcome | None], int]:
-    """Each input's text or packed ids, its failure if it holds neither, and how many have no failure."""
-    values: list[str | bytes] = []
+def _values(inputs: Sequence[pb.Input]) -> tuple[list[Input], list[Outcome | None]]:
+    """Each input's text, packed ids or chunks, and its failure if it holds none of them."""
+    values: list[Input] = []
     outcomes: list[Outcome | None] = []
     for item in inputs:
-        value = item.text or _packed_ids(item.token_ids.ids)
-        failure = None if isinstance(value, str) or value else _EMPTY
-        if value is None:
-            failure, value = _BAD_ID, b""
-        values.append(value)
-        outcomes.append(failure)
-    return values, outcomes, outcomes.count(None)
+        try:
+            values.append(_value(item))
+            outcomes.append(None)
+        except InvalidRequest as error:
+            values.append(b"")
+            outcomes.append(Failure.of(error))
+    return values, outcomes
+
+
+def _value(item: pb.Input) -> Input:
+    """Raises InvalidRequest."""
+    texts = item.chunks.texts
+    if "" in texts:
+        raise InvalidRequest(f"chunk {list(texts).index('')} is empty: leave it out")
+    ids = _packed_ids(item.token_ids.ids)
+    if ids is None:
+        raise InvalidRequest("a token id does not fit 31 bits")
+    if item.spans:
+        return Chunks(token_ids=ids, spans=_spans(item.spans, len(item.token_ids.ids)))
+    value = Chunks(tuple(texts)) if texts else item.text or ids
+    if not value:
+        raise InvalidRequest("the input is empty: give text or token ids")
+    return value
+
+
+def _spans(spans: Sequence[pb.Span], tokens: int) -> bytes:
+    last = 0
+    for index, span in enumerate(spans):
+        if not last <= span.start < span.end <= tokens:
+            raise InvalidRequest(
+                f"span {index} is empty, begins before the one in front of it ends, or ends behind the"
+                f" {tokens} token ids"
+            )
+        last = span.end
+    return struct.pack(f"<{2 * len(spans)}i", *(place for span in spans for place in (span.start, span.end)))
 
 
 def _packed_ids(ids: Sequence[int]) -> bytes | None:

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Options, Request
-from aggregator.request.vector import CompletedBatch, Vector, vector_bytes
+from aggregator.request.vector import CompletedBatch, EncodedRows, Vector, vector_bytes
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.ranking.v1.ranking_pb2 import RankResponse, ScoreResponse
 
@@ -25,8 +25,7 @@ def response(request: Request, reply_id: str) -> pb.EmbedResponse:
     for outcome in request.outcomes:
         if isinstance(outcome, Vector):
             rows = outcome.batch.rows(options.dimensions, options.encoding, normalize=bool(options.normalize))
-            scale, vector = rows.scale(outcome.row), rows.row(outcome.row)
-            answer.embeddings.append(_embedding(vector, rows.dimensions, options.encoding, outcome.token_count, scale))
+            answer.embeddings.append(_embedded(outcome, rows, options.encoding))
         elif isinstance(outcome, Failure):
             fill_status(answer.embeddings.add().status, outcome)
     return answer
@@ -82,7 +81,7 @@ _MANY_SCORES = 256
 
 def is_large(request: Request) -> bool:
     """Whether its response takes a millisecond or more to encode, so that a thread should do it."""
-    count = len(request.outcomes)
+    count = request.vector_count
     options = request.options
     if request.scoring is not None:
         return count > _MANY_SCORES
@@ -91,7 +90,7 @@ def is_large(request: Request) -> bool:
 
 def to_protobuf(request: Request, reply_id: str) -> bytes:
     outcome = request.outcomes[0]
-    if len(request.outcomes) == 1 and isinstance(outcome, Vector):
+    if len(request.outcomes) == 1 and isinstance(outcome, Vector) and not outcome.chunks:
         return _shared(outcome.batch, request.options).protobuf(request.request_id, outcome, reply_id)
     if request.options.encoding == pb.ENCODING_INT8:  # each vector has its own scale: nothing is shared
         return response(request, reply_id).SerializeToString()
@@ -105,6 +104,10 @@ def _pieces(request: Request, reply_id: str) -> Iterator[bytes]:
     for outcome in request.outcomes:
         if isinstance(outcome, Vector):
             rows = outcome.batch.rows(options.dimensions, options.encoding, normalize=bool(options.normalize))
+            if outcome.chunks:
+                whole = pb.EmbedResponse(embeddings=[_embedded(outcome, rows, options.encoding)])
+                yield whole.SerializeToString()
+                continue
             sizes = rows.row_bytes, rows.dimensions
             around = _around_vector(*sizes, options.encoding, outcome.token_count, 0.0)
             yield around[0]
@@ -171,6 +174,16 @@ class _Shared:
         own.timings.queued.FromNanoseconds(int(queued_s * 1e9))
         whole = self._with_timings[queued_s] = self._common + own.SerializeToString()
         return whole
+
+
+def _embedded(found: Vector, rows: EncodedRows, encoding: int) -> pb.Embedding:
+    if not found.chunks:
+        scale, vector = rows.scale(found.row), rows.row(found.row)
+        return _embedding(vector, rows.dimensions, encoding, found.token_count, scale)
+    embedding = _embedding(b"", rows.dimensions, encoding, found.token_count, 0.0)
+    for row in found.rows:
+        embedding.chunks.add(embedding=rows.row(row), scale=rows.scale(row))
+    return embedding
 
 
 def _embedding(vector: bytes, dimensions: int, encoding: int, token_count: int, scale: float) -> pb.Embedding:

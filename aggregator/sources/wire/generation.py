@@ -14,8 +14,9 @@ from google.protobuf.message import DecodeError
 from aggregator.errors import InvalidRequest, Undecodable
 from aggregator.request.generation import Generation
 from aggregator.request.request import Defaults, Options, Request
-from aggregator.sources.wire.decode import MAX_TOKEN_IDS, SMALL_BYTES, count_token_ids, fields, priority_of, random_id
+from aggregator.sources.wire.decode import MAX_TOKEN_IDS, SMALL_BYTES, priority_of, random_id
 from aggregator.sources.wire.encode import fill_status
+from aggregator.sources.wire.fields import count_token_ids, fields
 from protos.generation.v1 import generation_pb2 as pb
 
 _MAX_MESSAGES = 1024

@@ -13,8 +13,9 @@ from google.protobuf.message import DecodeError
 from aggregator.errors import Code, InvalidRequest, Undecodable
 from aggregator.request.request import Defaults, Failure, Outcome, Request, Scoring
 from aggregator.request.vector import Vector
-from aggregator.sources.wire.decode import SMALL_BYTES, check_marks, fields, options_of, priority_of, random_id
+from aggregator.sources.wire.decode import SMALL_BYTES, check_marks, options_of, priority_of, random_id
 from aggregator.sources.wire.encode import fill_status, fill_summary
+from aggregator.sources.wire.fields import fields
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.ranking.v1 import ranking_pb2 as pb
 

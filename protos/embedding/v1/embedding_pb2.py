@@ -26,41 +26,47 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/embedding/v1/embedding.proto\x12\x0c\x65mbedding.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"b\n\x05Input\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x16.embedding.v1.TokenIdsH\x00\x12\x13\n\x0btoken_count\x18\x03 \x01(\rB\x07\n\x05input\"\xa9\x03\n\x0c\x45mbedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12#\n\x06inputs\x18\x04 \x03(\x0b\x32\x13.embedding.v1.Input\x12+\n\ninput_type\x18\x05 \x01(\x0e\x32\x17.embedding.v1.InputType\x12(\n\x08priority\x18\x06 \x01(\x0e\x32\x16.embedding.v1.Priority\x12\x12\n\ndimensions\x18\x07 \x01(\r\x12(\n\x08\x65ncoding\x18\x08 \x01(\x0e\x32\x16.embedding.v1.Encoding\x12\x16\n\tnormalize\x18\t \x01(\x08H\x00\x88\x01\x01\x12(\n\x08truncate\x18\n \x01(\x0e\x32\x16.embedding.v1.Truncate\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12/\n\x0b\x65xpire_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0btruncate_to\x18\r \x01(\rB\x0c\n\n_normalize\"j\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12.\n\x0bretry_delay\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa6\x01\n\tEmbedding\x12\x11\n\tembedding\x18\x01 \x01(\x0c\x12\x12\n\ndimensions\x18\x02 \x01(\r\x12(\n\x08\x65ncoding\x18\x03 \x01(\x0e\x32\x16.embedding.v1.Encoding\x12\x13\n\x0btoken_count\x18\x04 \x01(\r\x12$\n\x06status\x18\x05 \x01(\x0b\x32\x14.embedding.v1.Status\x12\r\n\x05scale\x18\x06 \x01(\x02\"\x8e\x01\n\x07Timings\x12)\n\x06queued\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07\x62\x61tched\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tinference\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xfa\x01\n\rEmbedResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12$\n\x06status\x18\x04 \x01(\x0b\x32\x14.embedding.v1.Status\x12+\n\nembeddings\x18\x05 \x03(\x0b\x32\x17.embedding.v1.Embedding\x12&\n\x07timings\x18\x06 \x01(\x0b\x32\x15.embedding.v1.Timings\x12\x10\n\x08\x62\x61tch_id\x18\x07 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12\x10\n\x08reply_id\x18\t \x01(\t\"\x13\n\x11ListModelsRequest\"\xb0\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61liases\x18\x02 \x03(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x12\n\ndimensions\x18\x04 \x01(\r\x12\x1d\n\x15matryoshka_dimensions\x18\x05 \x03(\r\x12\x18\n\x10max_input_tokens\x18\x06 \x01(\r\x12\x1b\n\x13ready_model_servers\x18\x07 \x01(\r\x12\x0c\n\x04task\x18\x08 \x01(\t\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.embedding.v1.Model*V\n\tInputType\x12\x1a\n\x16INPUT_TYPE_UNSPECIFIED\x10\x00\x12\x14\n\x10INPUT_TYPE_QUERY\x10\x01\x12\x17\n\x13INPUT_TYPE_DOCUMENT\x10\x02*m\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x01\x12\x14\n\x10PRIORITY_DEFAULT\x10\x02\x12\x17\n\x13PRIORITY_BACKGROUND\x10\x03*x\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45NCODING_FLOAT32\x10\x01\x12\x14\n\x10\x45NCODING_FLOAT16\x10\x02\x12\x11\n\rENCODING_INT8\x10\x03\x12\x13\n\x0f\x45NCODING_BINARY\x10\x04*]\n\x08Truncate\x12\x18\n\x14TRUNCATE_UNSPECIFIED\x10\x00\x12\x11\n\rTRUNCATE_NONE\x10\x01\x12\x12\n\x0eTRUNCATE_START\x10\x02\x12\x10\n\x0cTRUNCATE_END\x10\x03\x32\xeb\x01\n\nEmbeddings\x12@\n\x05\x45mbed\x12\x1a.embedding.v1.EmbedRequest\x1a\x1b.embedding.v1.EmbedResponse\x12J\n\x0b\x45mbedStream\x12\x1a.embedding.v1.EmbedRequest\x1a\x1b.embedding.v1.EmbedResponse(\x01\x30\x01\x12O\n\nListModels\x12\x1f.embedding.v1.ListModelsRequest\x1a .embedding.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/embedding/v1/embedding.proto\x12\x0c\x65mbedding.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\"\n\x04Span\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\"\x17\n\x06\x43hunks\x12\r\n\x05texts\x18\x01 \x03(\t\"\xad\x01\n\x05Input\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x16.embedding.v1.TokenIdsH\x00\x12&\n\x06\x63hunks\x18\x04 \x01(\x0b\x32\x14.embedding.v1.ChunksH\x00\x12\x13\n\x0btoken_count\x18\x03 \x01(\r\x12!\n\x05spans\x18\x05 \x03(\x0b\x32\x12.embedding.v1.SpanB\x07\n\x05input\"\xa9\x03\n\x0c\x45mbedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12#\n\x06inputs\x18\x04 \x03(\x0b\x32\x13.embedding.v1.Input\x12+\n\ninput_type\x18\x05 \x01(\x0e\x32\x17.embedding.v1.InputType\x12(\n\x08priority\x18\x06 \x01(\x0e\x32\x16.embedding.v1.Priority\x12\x12\n\ndimensions\x18\x07 \x01(\r\x12(\n\x08\x65ncoding\x18\x08 \x01(\x0e\x32\x16.embedding.v1.Encoding\x12\x16\n\tnormalize\x18\t \x01(\x08H\x00\x88\x01\x01\x12(\n\x08truncate\x18\n \x01(\x0e\x32\x16.embedding.v1.Truncate\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12/\n\x0b\x65xpire_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0btruncate_to\x18\r \x01(\rB\x0c\n\n_normalize\"j\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12.\n\x0bretry_delay\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"2\n\x0e\x43hunkEmbedding\x12\x11\n\tembedding\x18\x01 \x01(\x0c\x12\r\n\x05scale\x18\x02 \x01(\x02\"\xd4\x01\n\tEmbedding\x12\x11\n\tembedding\x18\x01 \x01(\x0c\x12\x12\n\ndimensions\x18\x02 \x01(\r\x12(\n\x08\x65ncoding\x18\x03 \x01(\x0e\x32\x16.embedding.v1.Encoding\x12\x13\n\x0btoken_count\x18\x04 \x01(\r\x12$\n\x06status\x18\x05 \x01(\x0b\x32\x14.embedding.v1.Status\x12\r\n\x05scale\x18\x06 \x01(\x02\x12,\n\x06\x63hunks\x18\x07 \x03(\x0b\x32\x1c.embedding.v1.ChunkEmbedding\"\x8e\x01\n\x07Timings\x12)\n\x06queued\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07\x62\x61tched\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tinference\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xfa\x01\n\rEmbedResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12$\n\x06status\x18\x04 \x01(\x0b\x32\x14.embedding.v1.Status\x12+\n\nembeddings\x18\x05 \x03(\x0b\x32\x17.embedding.v1.Embedding\x12&\n\x07timings\x18\x06 \x01(\x0b\x32\x15.embedding.v1.Timings\x12\x10\n\x08\x62\x61tch_id\x18\x07 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12\x10\n\x08reply_id\x18\t \x01(\t\"\x13\n\x11ListModelsRequest\"\xb0\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61liases\x18\x02 \x03(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x12\n\ndimensions\x18\x04 \x01(\r\x12\x1d\n\x15matryoshka_dimensions\x18\x05 \x03(\r\x12\x18\n\x10max_input_tokens\x18\x06 \x01(\r\x12\x1b\n\x13ready_model_servers\x18\x07 \x01(\r\x12\x0c\n\x04task\x18\x08 \x01(\t\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.embedding.v1.Model*V\n\tInputType\x12\x1a\n\x16INPUT_TYPE_UNSPECIFIED\x10\x00\x12\x14\n\x10INPUT_TYPE_QUERY\x10\x01\x12\x17\n\x13INPUT_TYPE_DOCUMENT\x10\x02*m\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x01\x12\x14\n\x10PRIORITY_DEFAULT\x10\x02\x12\x17\n\x13PRIORITY_BACKGROUND\x10\x03*x\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45NCODING_FLOAT32\x10\x01\x12\x14\n\x10\x45NCODING_FLOAT16\x10\x02\x12\x11\n\rENCODING_INT8\x10\x03\x12\x13\n\x0f\x45NCODING_BINARY\x10\x04*]\n\x08Truncate\x12\x18\n\x14TRUNCATE_UNSPECIFIED\x10\x00\x12\x11\n\rTRUNCATE_NONE\x10\x01\x12\x12\n\x0eTRUNCATE_START\x10\x02\x12\x10\n\x0cTRUNCATE_END\x10\x03\x32\xeb\x01\n\nEmbeddings\x12@\n\x05\x45mbed\x12\x1a.embedding.v1.EmbedRequest\x1a\x1b.embedding.v1.EmbedResponse\x12J\n\x0b\x45mbedStream\x12\x1a.embedding.v1.EmbedRequest\x1a\x1b.embedding.v1.EmbedResponse(\x01\x30\x01\x12O\n\nListModels\x12\x1f.embedding.v1.ListModelsRequest\x1a .embedding.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.embedding.v1.embedding_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_INPUTTYPE']._serialized_start=1605
-  _globals['_INPUTTYPE']._serialized_end=1691
-  _globals['_PRIORITY']._serialized_start=1693
-  _globals['_PRIORITY']._serialized_end=1802
-  _globals['_ENCODING']._serialized_start=1804
-  _globals['_ENCODING']._serialized_end=1924
-  _globals['_TRUNCATE']._serialized_start=1926
-  _globals['_TRUNCATE']._serialized_end=2019
+  _globals['_INPUTTYPE']._serialized_start=1840
+  _globals['_INPUTTYPE']._serialized_end=1926
+  _globals['_PRIORITY']._serialized_start=1928
+  _globals['_PRIORITY']._serialized_end=2037
+  _globals['_ENCODING']._serialized_start=2039
+  _globals['_ENCODING']._serialized_end=2159
+  _globals['_TRUNCATE']._serialized_start=2161
+  _globals['_TRUNCATE']._serialized_end=2254
   _globals['_TOKENIDS']._serialized_start=118
   _globals['_TOKENIDS']._serialized_end=141
-  _globals['_INPUT']._serialized_start=143
-  _globals['_INPUT']._serialized_end=241
-  _globals['_EMBEDREQUEST']._serialized_start=244
-  _globals['_EMBEDREQUEST']._serialized_end=669
-  _globals['_STATUS']._serialized_start=671
-  _globals['_STATUS']._serialized_end=777
-  _globals['_EMBEDDING']._serialized_start=780
-  _globals['_EMBEDDING']._serialized_end=946
-  _globals['_TIMINGS']._serialized_start=949
-  _globals['_TIMINGS']._serialized_end=1091
-  _globals['_EMBEDRESPONSE']._serialized_start=1094
-  _globals['_EMBEDRESPONSE']._serialized_end=1344
-  _globals['_LISTMODELSREQUEST']._serialized_start=1346
-  _globals['_LISTMODELSREQUEST']._serialized_end=1365
-  _globals['_MODEL']._serialized_start=1368
-  _globals['_MODEL']._serialized_end=1544
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1546
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1603
-  _globals['_EMBEDDINGS']._serialized_start=2022
-  _globals['_EMBEDDINGS']._serialized_end=2257
+  _globals['_SPAN']._serialized_start=143
+  _globals['_SPAN']._serialized_end=177
+  _globals['_CHUNKS']._serialized_start=179
+  _globals['_CHUNKS']._serialized_end=202
+  _globals['_INPUT']._serialized_start=205
+  _globals['_INPUT']._serialized_end=378
+  _globals['_EMBEDREQUEST']._serialized_start=381
+  _globals['_EMBEDREQUEST']._serialized_end=806
+  _globals['_STATUS']._serialized_start=808
+  _globals['_STATUS']._serialized_end=914
+  _globals['_CHUNKEMBEDDING']._serialized_start=916
+  _globals['_CHUNKEMBEDDING']._serialized_end=966
+  _globals['_EMBEDDING']._serialized_start=969
+  _globals['_EMBEDDING']._serialized_end=1181
+  _globals['_TIMINGS']._serialized_start=1184
+  _globals['_TIMINGS']._serialized_end=1326
+  _globals['_EMBEDRESPONSE']._serialized_start=1329
+  _globals['_EMBEDRESPONSE']._serialized_end=1579
+  _globals['_LISTMODELSREQUEST']._serialized_start=1581
+  _globals['_LISTMODELSREQUEST']._serialized_end=1600
+  _globals['_MODEL']._serialized_start=1603
+  _globals['_MODEL']._serialized_end=1779
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1781
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1838
+  _globals['_EMBEDDINGS']._serialized_start=2257
+  _globals['_EMBEDDINGS']._serialized_end=2492
 # @@protoc_insertion_point(module_scope)

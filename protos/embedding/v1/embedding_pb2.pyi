@@ -61,15 +61,33 @@ class TokenIds(_message.Message):
     ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Span(_message.Message):
+    __slots__ = ("start", "end")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class Chunks(_message.Message):
+    __slots__ = ("texts",)
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class Input(_message.Message):
-    __slots__ = ("text", "token_ids", "token_count")
+    __slots__ = ("text", "token_ids", "chunks", "token_count", "spans")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
+    chunks: Chunks
     token_count: int
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., token_count: _Optional[int] = ...) -> None: ...
+    spans: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chunks: _Optional[_Union[Chunks, _Mapping]] = ..., token_count: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
     __slots__ = ("request_id", "model", "model_revision", "inputs", "input_type", "priority", "dimensions", "encoding", "normalize", "truncate", "tenant", "expire_time", "truncate_to")
@@ -113,21 +131,31 @@ class Status(_message.Message):
     retry_delay: _duration_pb2.Duration
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., retryable: bool = ..., retry_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
+class ChunkEmbedding(_message.Message):
+    __slots__ = ("embedding", "scale")
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    embedding: bytes
+    scale: float
+    def __init__(self, embedding: _Optional[bytes] = ..., scale: _Optional[float] = ...) -> None: ...
+
 class Embedding(_message.Message):
-    __slots__ = ("embedding", "dimensions", "encoding", "token_count", "status", "scale")
+    __slots__ = ("embedding", "dimensions", "encoding", "token_count", "status", "scale", "chunks")
     EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     embedding: bytes
     dimensions: int
     encoding: Encoding
     token_count: int
     status: Status
     scale: float
-    def __init__(self, embedding: _Optional[bytes] = ..., dimensions: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., token_count: _Optional[int] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., scale: _Optional[float] = ...) -> None: ...
+    chunks: _containers.RepeatedCompositeFieldContainer[ChunkEmbedding]
+    def __init__(self, embedding: _Optional[bytes] = ..., dimensions: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., token_count: _Optional[int] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., scale: _Optional[float] = ..., chunks: _Optional[_Iterable[_Union[ChunkEmbedding, _Mapping]]] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queued", "batched", "inference")

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EmbedBatchRequest(_message.Message):
-    __slots__ = ("batch_id", "model", "model_revision", "token_ids", "lengths", "attempt", "isolate", "max_step_tokens", "second_segments")
+    __slots__ = ("batch_id", "model", "model_revision", "token_ids", "lengths", "attempt", "isolate", "max_step_tokens", "second_segments", "span_counts", "spans")
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,8 @@ class EmbedBatchRequest(_message.Message):
     ISOLATE_FIELD_NUMBER: _ClassVar[int]
     MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SECOND_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    SPAN_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
     batch_id: str
     model: str
     model_revision: str
@@ -26,7 +28,9 @@ class EmbedBatchRequest(_message.Message):
     isolate: bool
     max_step_tokens: int
     second_segments: bytes
-    def __init__(self, batch_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., attempt: _Optional[int] = ..., isolate: bool = ..., max_step_tokens: _Optional[int] = ..., second_segments: _Optional[bytes] = ...) -> None: ...
+    span_counts: bytes
+    spans: bytes
+    def __init__(self, batch_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., attempt: _Optional[int] = ..., isolate: bool = ..., max_step_tokens: _Optional[int] = ..., second_segments: _Optional[bytes] = ..., span_counts: _Optional[bytes] = ..., spans: _Optional[bytes] = ...) -> None: ...
 
 class QueryError(_message.Message):
     __slots__ = ("index", "code", "message")
@@ -215,7 +219,7 @@ class SaturationProfile(_message.Message):
     def __init__(self, floor_s: _Optional[float] = ..., fixed_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., saturation_point: _Optional[int] = ..., rule: _Optional[str] = ..., max_tokens: _Optional[int] = ..., points: _Optional[_Iterable[_Union[ProfilePoint, _Mapping]]] = ..., measured_at: _Optional[str] = ..., backlog_tokens: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "model_revision", "tokenizer_fingerprint", "dimensions", "matryoshka_dimensions", "max_input_tokens", "step_token_capacity", "step_query_capacity", "normalizes", "query_prompt", "document_prompt", "profile", "engine", "engine_version", "dtype", "device", "vocabulary_size", "instance_id", "task", "generation", "tasks", "degraded", "capture_sizes", "labels", "pair_template")
+    __slots__ = ("model", "model_revision", "tokenizer_fingerprint", "dimensions", "matryoshka_dimensions", "max_input_tokens", "step_token_capacity", "step_query_capacity", "normalizes", "query_prompt", "document_prompt", "profile", "engine", "engine_version", "dtype", "device", "vocabulary_size", "instance_id", "task", "generation", "tasks", "degraded", "capture_sizes", "labels", "pair_template", "pools_spans")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +245,7 @@ class DescribeResponse(_message.Message):
     CAPTURE_SIZES_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     PAIR_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    POOLS_SPANS_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_revision: str
     tokenizer_fingerprint: str
@@ -266,7 +271,8 @@ class DescribeResponse(_message.Message):
     capture_sizes: _containers.RepeatedScalarFieldContainer[int]
     labels: _containers.RepeatedScalarFieldContainer[str]
     pair_template: PairTemplate
-    def __init__(self, model: _Optional[str] = ..., model_revision: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dimensions: _Optional[int] = ..., matryoshka_dimensions: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., step_token_capacity: _Optional[int] = ..., step_query_capacity: _Optional[int] = ..., normalizes: bool = ..., query_prompt: _Optional[str] = ..., document_prompt: _Optional[str] = ..., profile: _Optional[_Union[SaturationProfile, _Mapping]] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., instance_id: _Optional[str] = ..., task: _Optional[str] = ..., generation: _Optional[_Union[GenerationProfile, _Mapping]] = ..., tasks: _Optional[_Iterable[str]] = ..., degraded: _Optional[str] = ..., capture_sizes: _Optional[_Iterable[int]] = ..., labels: _Optional[_Iterable[str]] = ..., pair_template: _Optional[_Union[PairTemplate, _Mapping]] = ...) -> None: ...
+    pools_spans: bool
+    def __init__(self, model: _Optional[str] = ..., model_revision: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dimensions: _Optional[int] = ..., matryoshka_dimensions: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., step_token_capacity: _Optional[int] = ..., step_query_capacity: _Optional[int] = ..., normalizes: bool = ..., query_prompt: _Optional[str] = ..., document_prompt: _Optional[str] = ..., profile: _Optional[_Union[SaturationProfile, _Mapping]] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., instance_id: _Optional[str] = ..., task: _Optional[str] = ..., generation: _Optional[_Union[GenerationProfile, _Mapping]] = ..., tasks: _Optional[_Iterable[str]] = ..., degraded: _Optional[str] = ..., capture_sizes: _Optional[_Iterable[int]] = ..., labels: _Optional[_Iterable[str]] = ..., pair_template: _Optional[_Union[PairTemplate, _Mapping]] = ..., pools_spans: bool = ...) -> None: ...
 
 class PairTemplate(_message.Message):
     __slots__ = ("text", "token_types")

@@ -77,7 +77,7 @@ VOYAGE = [
 ]
 JINA = [
     Field("task", "retrieval.query", "`input_type` says it"),
-    Field("late_chunking", True),
+    Field("late_chunking", True, "the inputs are the chunks of one document"),
     Field("embedding_type", "float", "`output_dtype` says it"),
 ]
 OWN = [
@@ -85,6 +85,19 @@ OWN = [
     Field("priority", "background"),
     Field("tokenizer", "f", "the fingerprint that `GET /v1/models` shows: token ids are its own"),
     Field("wings", 2, "any field that is not known"),
+]
+DOCUMENTS = [
+    Field("inputs", [["a text", "another"], ["a third"]], "the chunks of each document"),
+    Field("inputs", ["a text"], "Voyage's client sends `[[...]]`"),
+    Field("model", "minilm"),
+    Field("input_type", "query", "a text by itself is then embedded whole, as a query"),
+    Field("input_type", "document", "the model's own prompt is seen, and belongs to no chunk"),
+    *(Field("output_dtype", dtype) for dtype in ("float", "int8", "uint8", "binary", "ubinary")),
+    Field("output_dimension", 32, "of a Matryoshka model"),
+    Field("encoding_format", "base64"),
+    Field("enable_auto_chunking", True, "chunks are the caller's: pass the client a `chunk_fn`"),
+    Field("chunk_size", 512),
+    Field("priority", "background"),
 ]
 COHERE = [
     Field("texts", ["a text"]),
@@ -136,6 +149,7 @@ FORMS: list[tuple[str, str, dict[str, Any], list[Field]]] = [
     ("Voyage", "/v1/embeddings", {"input": _TEXTS}, VOYAGE),
     ("Jina", "/v1/embeddings", {"input": _TEXTS}, JINA),
     ("This server", "/v1/embeddings", {"input": _TEXTS}, OWN),
+    ("Voyage", "/v1/contextualizedembeddings", {"inputs": [_TEXTS]}, DOCUMENTS),
     ("Cohere", "/v2/embed", {"texts": _TEXTS}, COHERE),
 ]
 _PAIRS = {"query": "a question", "documents": _TEXTS}
@@ -150,7 +164,7 @@ async def tried(session: Any, path: str, body: dict[str, Any], field: Field) -> 
     """What becomes of a field; it is asserted that a refusal names it."""
     body = {**body, field.name: field.value}
     if field.name == "inputs":
-        del body["texts"]
+        body.pop("texts", None)
     async with session.post(path, json=body) as response:
         if response.status == 200:
             return "ignored" if field.name in response.headers.get("x-tokenbatch-ignored", "").split(", ") else "taken"

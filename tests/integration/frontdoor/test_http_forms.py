@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from modelserver.engines.synthetic import vectors
 from tests.integration.frontdoor.http_fields import PAGE, page
 from tests.integration.frontdoor.test_http import http_door
-from tests.support.listening import DESCRIPTION
+from tests.support.listening import DESCRIPTION, tokenizer
 
 TEXTS = ["who wrote hamlet", "rain in spain"]
 
@@ -87,9 +88,50 @@ async def test_cohere_s_options_ask_for_what_openai_s_do(cohere: dict[str, Any],
         assert answer["embeddings"]["float"] == [right["data"][0]["embedding"]] != [plain["data"][0]["embedding"]]
 
 
+def of_chunks(*texts: str) -> list[list[float]]:
+    """The vectors of each text's tokens alone, as the engine computes them of a span."""
+    bare = [tokenizer().without_special(tokenizer().count((text,)).ids.tobytes()) for text in texts]
+    lengths = np.array([len(each) // 4 for each in bare], np.int32)
+    found = vectors(np.frombuffer(b"".join(bare), "<i4"), lengths, DESCRIPTION.dimensions)
+    normed: list[list[float]] = (found / np.linalg.norm(found, axis=1, keepdims=True)).tolist()
+    return normed
+
+
+async def test_voyage_s_documents_are_answered_chunk_by_chunk() -> None:
+    async with http_door() as (_, session):
+        path = "/v1/contextualizedembeddings"
+        status, answer, _ = await post(session, path, {"inputs": [TEXTS, ["a third"]], "input_type": "document"})
+        assert (status, answer["object"], answer["model"]) == (200, "list", "minilm")
+        assert [each["index"] for each in answer["data"]] == [0, 1]
+        found = [[chunk["embedding"] for chunk in each["data"]] for each in answer["data"]]
+        np.testing.assert_allclose(found[0], of_chunks(*TEXTS), atol=1e-6)
+        np.testing.assert_allclose(found[1], of_chunks("a third"), atol=1e-6)
+        assert [chunk["index"] for chunk in answer["data"][0]["data"]] == [0, 1]
+        _, query, _ = await post(session, path, {"inputs": [["rain"]], "input_type": "query"})
+        _, plain, _ = await post(session, "/v1/embeddings", {"input": "rain", "input_type": "query"})
+        assert query["data"][0]["data"][0]["embedding"] == plain["data"][0]["embedding"]
+
+
+async def test_jina_s_late_chunking_takes_the_inputs_as_chunks_of_one_document() -> None:
+    async with http_door() as (_, session):
+        _, answer, _ = await post(session, "/v1/embeddings", {"input": TEXTS, "late_chunking": True})
+        np.testing.assert_allclose([each["embedding"] for each in answer["data"]], of_chunks(*TEXTS), atol=1e-6)
+        body = {"input": TEXTS, "late_chunking": True, "encoding_format": "bytes"}
+        _, data, headers = await post(session, "/v1/embeddings", body)
+        assert len(json.loads(headers["metadata"])["data"]) == 2
+        np.testing.assert_allclose(np.frombuffer(data, "<f4").reshape(2, -1), of_chunks(*TEXTS), atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "named"),
     [
+        ("/v1/contextualizedembeddings", {"inputs": [["a", ""]]}, "inputs"),
+        ("/v1/contextualizedembeddings", {"inputs": []}, "inputs"),
+        ("/v1/contextualizedembeddings", {"inputs": [["a"] * 3000]}, "inputs"),
+        ("/v1/contextualizedembeddings", {"inputs": [["a"], ["b " * 100, "c"]]}, "inputs[1]"),
+        ("/v1/embeddings", {"input": ["b " * 100, "c"], "late_chunking": True}, "input"),
+        ("/v1/embeddings", {"input": "a", "late_chunking": True, "truncation": True}, "late_chunking"),
+        ("/v1/embeddings", {"input": [1, 2], "late_chunking": True, "tokenizer": "f"}, "input"),
         ("/v2/embed", {}, "texts"),
         ("/v2/embed", {"texts": ["a"], "inputs": [{"content": [{"type": "text", "text": "a"}]}]}, "texts"),
         ("/v2/embed", {"images": ["data:image/png;base64,AA=="]}, "images"),

@@ -36,6 +36,7 @@ from modelserver.engines.core import CoreEngine, LoadOptions, chosen_dtype, engi
 from modelserver.engines.direct import DirectEngine  # noqa: E402
 from modelserver.engines.engine import Engine  # noqa: E402
 from modelserver.engines.self_check import compare  # noqa: E402
+from modelserver.engines.vllm_internals import captured as captured_sizes  # noqa: E402
 from modelserver.engines.vllm_internals import runner_of  # noqa: E402
 from modelserver.errors import CannotStart, EngineBroken  # noqa: E402
 from modelserver.model_files import locate  # noqa: E402
@@ -207,7 +208,7 @@ def captured() -> dict[str, Any]:
     ):
         own = engine_config(replace(plain, options={"gpu_memory_utilization": 0.5}))
         shares = [each.cache_config.gpu_memory_utilization for each in (engine_config(plain), own)]
-        return {name: core_module.captured(engine_config(each)) for name, each in asked.items()} | {"shares": shares}
+        return {name: captured_sizes(engine_config(each)) for name, each in asked.items()} | {"shares": shares}
 
 
 REFUSED: Mapping[str, Mapping[str, Any]] = {

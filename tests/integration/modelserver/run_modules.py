@@ -28,6 +28,7 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer  # 
 from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 from transformers import (  # noqa: E402
+    AutoModel,
     BertConfig,
     BertModel,
     DistilBertConfig,
@@ -39,7 +40,7 @@ from transformers import (  # noqa: E402
 from modelserver import model_files  # noqa: E402
 from modelserver.engines import choice  # noqa: E402
 from modelserver.engines.direct import DirectEngine, NotDirect  # noqa: E402
-from modelserver.engines.engine import Engine  # noqa: E402
+from modelserver.engines.engine import Engine, Spans  # noqa: E402
 from modelserver.errors import CannotStart  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings  # noqa: E402
 from protos.modelserver.v1.fingerprint import TOKENIZER_FILE  # noqa: E402
@@ -85,7 +86,14 @@ OLD_KEYS = {
     "lasttoken": "lasttoken",
 }
 """In the order in which that layout joins them."""
+DOCUMENT = "the quick brown fox jumps over the lazy dog. a zebra does not, and why should it? nobody asked."
+CHUNK = 8
+SPANS = ((0, 1), (1, 9), (11, 20), (20, 22))
+MEANS = ("mean", "mean-without-prompt", "mean-decoder", "norm", "norm-old", "residual")
 SAVED: Mapping[str, Saved] = {
+    "mean": Saved("bert", lambda: [pool("mean"), Normalize()]),
+    "mean-without-prompt": Saved("bert", lambda: [pool("mean", include_prompt=False)]),
+    "mean-decoder": Saved("qwen3", lambda: [pool("mean")]),
     "max": Saved("bert", lambda: [pool("max")]),
     "max-old": Saved("bert", lambda: [pool("max"), Normalize()], old=True),
     "weightedmean": Saved("bert", lambda: [pool("weightedmean"), Normalize()]),
@@ -130,6 +138,28 @@ def saved(name: str, folder: Path) -> Vectors:
     return np.concatenate([loaded.encode_query(list(TEXTS)), loaded.encode_document(list(TEXTS))])
 
 
+def document(folder: Path) -> tuple[list[int], list[tuple[int, int]]]:
+    """Its tokens, special ones included, and all of them in fixed chunks, as vLLM's late chunking has them."""
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+    tokenizer.no_padding()
+    ids: list[int] = tokenizer.encode(DOCUMENT).ids
+    return ids, [(start, min(start + CHUNK, len(ids))) for start in range(0, len(ids), CHUNK)]
+
+
+def in_spans(name: str, folder: Path) -> Vectors:
+    """The states that transformers computes of a document, averaged over spans; then what follows the pooling."""
+    loaded = SentenceTransformer(str(folder / "saved" / name), device="cpu")
+    ids, fixed = document(folder / "saved" / name)
+    model = AutoModel.from_pretrained(folder / SAVED[name].model).eval()
+    with torch.no_grad():
+        states = model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+        means = torch.stack([states[start:end].mean(0) for start, end in (*SPANS, *fixed)])
+        for module in list(loaded)[2:]:
+            means = module({"sentence_embedding": means})["sentence_embedding"]
+    vectors: Vectors = means.numpy()
+    return vectors
+
+
 def to_old_layout(folder: Path) -> None:
     """As sentence-transformers wrote it before 5.0."""
     modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
@@ -167,7 +197,7 @@ def settings() -> ModelServerSettings:
     )
 
 
-def apart(folder: Path, expected: Vectors) -> dict[str, Any]:
+def apart(folder: Path, expected: Vectors, of_spans: Vectors | None) -> dict[str, Any]:
     """How far each engine is from the expected vectors; without "direct" where there is no such engine."""
     files = model_files.read(folder, "")
     tokenizer = Tokenizer.from_buffer(files.tokenizer[TOKENIZER_FILE])
@@ -181,8 +211,23 @@ def apart(folder: Path, expected: Vectors) -> dict[str, Any]:
         engines["direct"] = DirectEngine(core)  # type: ignore[arg-type]  # kind core builds a CoreEngine
     found = {name: _finished(embed(engine, queries), normalizes=files.normalizes) for name, engine in engines.items()}
     said = {"dimensions": core.facts.dimensions, "expected_dimensions": expected.shape[1]}
+    if core.facts.pools_spans:
+        assert of_spans is not None, folder
+        said["spans"] = {
+            name: _spans_apart(engine, folder, of_spans, files.normalizes) for name, engine in engines.items()
+        }
     core.close()
     return said | {name: float(np.abs(vectors - expected).max()) for name, vectors in found.items()}
+
+
+def _spans_apart(engine: Engine, folder: Path, expected: Vectors, normalizes: bool) -> float:
+    """How far the vectors of spans are from the expected ones, in a step with the same document as a whole."""
+    ids, fixed = document(folder)
+    counts = np.array([0, len(SPANS), 0, len(fixed)], np.int32)
+    spans = Spans(counts, np.array([*SPANS, *fixed], np.int32))
+    found = engine.prepare(np.array(4 * ids, np.int32), np.full(4, len(ids), np.int32), None, spans).execute()
+    rows = np.delete(found, [0, 1 + len(SPANS)], axis=0)
+    return float(np.abs(_finished(rows, normalizes=normalizes) - expected).max())
 
 
 def _finished(vectors: Vectors, *, normalizes: bool) -> Vectors:
@@ -216,9 +261,12 @@ def main(folder: Path) -> None:
     torch.manual_seed(0)
     bare(folder)
     expected = {name: saved(name, folder) for name in SAVED}
+    spans = {name: in_spans(name, folder) for name in MEANS}
     with several_engines(), (folder / "modules.jsonl").open("w", encoding="utf-8") as file:
         for name in SAVED:
-            file.write(json.dumps({"name": name, **apart(folder / "saved" / name, expected[name])}) + "\n")
+            file.write(
+                json.dumps({"name": name, **apart(folder / "saved" / name, expected[name], spans.get(name))}) + "\n"
+            )
         file.writelines(json.dumps(each) + "\n" for each in refused(folder))
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 LAB_S = 600
+MEANS = ("mean", "mean-without-prompt", "norm", "norm-old", "residual")
 BERTS = (
+    *MEANS[:2],
     *("max", "max-old", "weightedmean", "mean-sqrt", "mean-cls", "mean-cls-dense", "every-old", "without-prompt"),
     *("without-prompt-cls", "norm", "norm-old", "dense-tanh-old", "dense-gelu", "residual", "between"),
 )
@@ -38,13 +40,28 @@ def test_the_vectors_are_those_of_sentence_transformers(lines: list[dict[str, An
     assert of(lines, name)[engine] <= 1e-5
 
 
+@pytest.mark.parametrize("engine", ["core", "direct"])
+@pytest.mark.parametrize("name", MEANS)
+def test_spans_are_the_means_of_transformers_states(lines: list[dict[str, Any]], name: str, engine: str) -> None:
+    assert of(lines, name)["spans"][engine] <= 1e-5
+
+
+def test_a_decoder_that_pools_by_the_mean_pools_spans_too(lines: list[dict[str, Any]]) -> None:
+    assert of(lines, "mean-decoder")["spans"]["core"] <= 1e-5
+
+
+@pytest.mark.parametrize("name", sorted({*BERTS, "padded", "decoder"} - {*MEANS}))
+def test_another_pooling_pools_no_spans(lines: list[dict[str, Any]], name: str) -> None:
+    assert "spans" not in of(lines, name)
+
+
 @pytest.mark.parametrize("name", ["padded", "decoder"])
 def test_a_model_that_only_core_computes_has_the_same_modules(lines: list[dict[str, Any]], name: str) -> None:
     assert of(lines, name)["core"] <= 1e-5
     assert "direct" not in of(lines, name)
 
 
-@pytest.mark.parametrize("name", [*BERTS, "padded", "decoder"])
+@pytest.mark.parametrize("name", [*BERTS, "padded", "decoder", "mean-decoder"])
 def test_the_dimensions_are_those_of_the_last_module(lines: list[dict[str, Any]], name: str) -> None:
     assert of(lines, name)["dimensions"] == of(lines, name)["expected_dimensions"]
 

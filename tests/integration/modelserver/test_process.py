@@ -57,6 +57,16 @@ def test_it_ranks_pairs_without_a_model_that_does() -> None:
         assert server.embed(pairs[1:]).matrix[0, 0] == found.matrix[1, 0]
 
 
+def test_it_pools_spans_beside_whole_queries() -> None:
+    with serving(**synthetic()) as server:
+        assert server.description.pools_spans
+        queries = [[101, 7, 8, 102], [101, 9, 102]]
+        marks = {"span_counts": np.array([2, 0], "<i4").tobytes(), "spans": np.array([0, 1, 1, 3], "<i4").tobytes()}
+        found = server.embed(queries, **marks)
+        alone = server.embed([[101], [7, 8], queries[1]])
+        assert (found.faults, found.matrix.tolist()) == ([], alone.matrix.tolist())
+
+
 def test_it_classifies_without_a_model_that_does() -> None:
     with serving(**synthetic(MODEL__TASK="classify")) as server:
         assert (server.description.task, list(server.description.labels)) == ("classify", ["LABEL_0", "LABEL_1"])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelserver.engines.engine import Engine, EngineFacts
+from modelserver.engines.engine import Engine, EngineFacts, Spans
 from modelserver.engines.synthetic import AcceleratorError
 from modelserver.errors import DeviceLost, EngineBroken, NotServing, StepFailed, device_errors
 from modelserver.loop import EngineLoop, EngineState
@@ -145,6 +145,17 @@ def test_a_batch_without_second_segments_has_none_beside_one_that_has(
     assert engine.second_segments[-1] == [1, 2, 6], "the position of a query's end is nowhere"
 
 
+def test_spans_have_their_rows_beside_a_batch_without_any(loop: LoopOverFakes, engine: FakeStepEngine) -> None:
+    spans = Spans(np.array([2, 0], np.int32), np.array([[0, 1], [1, 3]], np.int32))
+    hold(loop, engine, sized(4))
+    loop.send(replace(batch_of([1, 2, 3], [4, 5]), spans=spans), sized(6))
+    engine.gate.set()
+    _, documents, whole = answers(loop, 3)
+    assert documents.matrix.tolist() == [[1, 1], [5, 2], [9, 2]]
+    assert whole.matrix.tolist() == [[42, 6]]
+    assert documents.step.queries == 3, "queries, not rows"
+
+
 def test_when_a_merged_step_fails_its_batches_run_again_apart_and_the_innocent_are_answered(
     loop: LoopOverFakes, engine: FakeStepEngine
 ) -> None:
@@ -213,7 +224,7 @@ def test_an_engine_that_loses_a_vector_has_failed_its_step(loop: LoopOverFakes) 
     loop.send(batch_of([1]))
     lost, good = loop.client.wait(2)
     assert isinstance(lost, StepFailed)
-    assert "0 vectors for 1 queries" in str(lost)
+    assert "0 vectors, and 1 were asked for" in str(lost)
     assert isinstance(good, Answer)
 
 

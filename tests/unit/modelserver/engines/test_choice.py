@@ -12,7 +12,7 @@ import pytest
 
 from modelserver import model_files
 from modelserver.engines.choice import build, choose
-from modelserver.engines.engine import EngineFacts, IdArray, Matrix, StepThreads
+from modelserver.engines.engine import EngineFacts, IdArray, Matrix, Spans, StepThreads
 from modelserver.engines.self_check import TOLERANCE, batches, compare
 from modelserver.engines.synthetic import SyntheticEngine
 from modelserver.errors import CannotStart
@@ -33,8 +33,14 @@ class Shifted:
     recoveries: list[int] | None = None
     threads: StepThreads | None = None
 
-    def prepare(self, token_ids: IdArray, lengths: IdArray, second_segments: IdArray | None = None) -> ShiftedStep:
-        del second_segments
+    def prepare(
+        self,
+        token_ids: IdArray,
+        lengths: IdArray,
+        second_segments: IdArray | None = None,
+        spans: Spans | None = None,
+    ) -> ShiftedStep:
+        del second_segments, spans
         return ShiftedStep(self, token_ids, lengths)
 
     def recover(self) -> None:

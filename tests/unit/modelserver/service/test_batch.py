@@ -149,3 +149,50 @@ def test_each_fault_says_what_is_wrong_with_its_own_query() -> None:
 def test_a_query_of_the_greatest_length_with_a_foreign_id_is_not_too_long() -> None:
     (fault,) = decoded([5] * 19 + [1000], [1]).faults
     assert fault.code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def spanned(counts: bytes, spans: bytes) -> Batch:
+    """Three queries to a model that pools spans: the second has a foreign id."""
+    facts = replace(FACTS, pools_spans=True)
+    ids, lengths = wire(1, 2, 3, 9999, 5, 6, 7, 8), wire(3, 1, 4)
+    return decode_batch(ids, lengths, b"", counts, spans, isolated=False, max_step_tokens=0, facts=facts)
+
+
+def test_each_span_of_a_good_query_has_its_row() -> None:
+    batch = spanned(wire(2, 1, 0), wire(0, 1, 1, 3, 0, 1))
+    assert batch.spans is not None
+    assert (batch.row_count, batch.sent_row_count) == (3, 4)
+    places, sizes = batch.spans.tokens(batch.lengths)
+    assert (places.tolist(), sizes.tolist()) == ([0, 1, 2, 3, 4, 5, 6], [1, 2, 4])
+    data, faults = encode(batch, np.array([[1], [2], [3]], np.float32))
+    assert np.frombuffer(data, "<f4").tolist() == [1, 2, 0, 3]
+    assert [fault.index for fault in faults] == [1]
+
+
+def test_a_span_without_a_finite_vector_fails_its_query() -> None:
+    batch = spanned(wire(2, 1, 0), wire(0, 1, 1, 3, 0, 1))
+    data, faults = encode(batch, np.array([[1], [np.nan], [3]], np.float32))
+    assert np.frombuffer(data, "<f4").tolist() == [0, 0, 0, 3]
+    assert [fault.index for fault in faults] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("counts", "spans", "words"),
+    [
+        (wire(1, 0), wire(0, 1), "span_counts has 2 values, and there are 3 queries"),
+        (wire(1, 0, 0), wire(0), "spans has 1 values"),
+        (wire(-1, 1, 0), b"", "spans has 0 values"),
+        (wire(1, 0, 0), wire(1, 1), "is empty"),
+        (wire(1, 0, 0), wire(0, 4), "lies outside its query"),
+        (wire(2, 0, 0), wire(0, 2, 1, 3), "begins before the one in front of it ends"),
+    ],
+)
+def test_spans_that_do_not_fit_their_queries_are_refused(counts: bytes, spans: bytes, words: str) -> None:
+    with pytest.raises(InvalidBatch, match=words):
+        spanned(counts, spans)
+
+
+def test_spans_are_refused_where_none_are_pooled() -> None:
+    facts = replace(FACTS, pools_spans=False)
+    with pytest.raises(InvalidBatch, match="does not pool them"):
+        decode_batch(wire(1), wire(1), b"", wire(1), wire(0, 1), isolated=False, max_step_tokens=0, facts=facts)
