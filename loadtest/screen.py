@@ -1,4 +1,4 @@
-"""What a person at the terminal sees: progress while it runs, tables when it is done."""
+"""The output for a person at the terminal: progress while it runs, tables when it is done."""
 
 from __future__ import annotations
 

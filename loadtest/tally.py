@@ -18,7 +18,7 @@ _UNANSWERED = -1
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back for one query: `embedding` is float32 [dimensions], None when `code` is not OK."""
+    """The answer to one query: `embedding` is float32 [dimensions], None when `code` is not OK."""
 
     code: int
     embedding: npt.NDArray[np.float32] | None = None

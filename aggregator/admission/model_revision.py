@@ -8,8 +8,8 @@ from functools import lru_cache
 from math import inf
 from typing import cast
 
-from aggregator.engine import Engine, GenerationEngine, ServerDescription, differences
 from aggregator.errors import InvalidRequest
+from aggregator.model_server import GeneratingModelServer, ModelServer, ServerDescription, differences
 from aggregator.request.generation import Generation
 from aggregator.request.request import Options, Request, request_of
 from aggregator.scheduler.budget.controller import SlaGoal, SloTracker
@@ -49,7 +49,7 @@ class ModelRevision:
         control_ids = tokenizer.count((_CONTROL_TEXT,)).ids.tobytes()
         self.dispatcher = Dispatcher(f"{description.model}-{uuid.uuid4().hex[:8]}", policy, control_ids)
         self.slo = SloTracker(goal) if goal is not None else None
-        self.engines: dict[str, Engine] = {}
+        self.servers: dict[str, ModelServer] = {}
         self.mixed: dict[str, MixedReplica] = {}
         self.under_way: set[Batch] = set()
         self.retired = False
@@ -101,14 +101,14 @@ class ModelRevision:
     @property
     def query_capacity(self) -> int:
         """The most queries of a batch that each of its servers takes."""
-        return min((engine.description.step_query_capacity for engine in self.engines.values()), default=1)
+        return min((server.description.step_query_capacity for server in self.servers.values()), default=1)
 
     def takes(self, description: ServerDescription) -> bool:
         """Whether a server may join: not if all others have left and its description differs."""
-        return bool(self.engines) or not differences(self.description, description)
+        return bool(self.servers) or not differences(self.description, description)
 
-    def add(self, engine: Engine, replica: Replica) -> None:
-        self.engines[replica.name] = engine
+    def add(self, server: ModelServer, replica: Replica) -> None:
+        self.servers[replica.name] = server
         self.dispatcher.replicas[replica.name] = replica
         if isinstance(replica, MixedReplica):
             self.mixed[replica.name] = replica
@@ -116,22 +116,22 @@ class ModelRevision:
 
     def observe_rooms(self) -> None:
         for name, replica in self.mixed.items():
-            load = cast("GenerationEngine", self.engines[name]).load
+            load = cast("GeneratingModelServer", self.servers[name]).load
             if load is not None and load.embed_room_tokens is not None:
                 replica.observe_room(load.embed_room_tokens, load.running)
 
-    def remove(self, engine: Engine) -> None:
+    def remove(self, server: ModelServer) -> None:
         """Remove a server, unless a newer one is at its address."""
-        address = engine.description.address
-        if self.engines.get(address) is engine:
-            del self.engines[address], self.dispatcher.replicas[address]
+        address = server.description.address
+        if self.servers.get(address) is server:
+            del self.servers[address], self.dispatcher.replicas[address]
             self.mixed.pop(address, None)
             self._limit_inputs()
 
     def _limit_inputs(self) -> None:
         """Accept what each of its servers accepts: one that also generates takes a token less, and pools no spans."""
         task = self.description.task
-        each = [engine.description.by_task[task] for engine in self.engines.values()]
+        each = [server.description.by_task[task] for server in self.servers.values()]
         if each:
             self.description = replace(
                 self.description,

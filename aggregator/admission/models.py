@@ -9,8 +9,8 @@ from math import inf
 
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.pending import Pending
-from aggregator.engine import Engine, ServerDescription
 from aggregator.errors import UnknownModel, shown
+from aggregator.model_server import ModelServer, ServerDescription
 from aggregator.request.request import Request, request_of
 from aggregator.scheduler.bounds import Admission
 from aggregator.scheduler.budget.controller import SlaGoal, StepLimits
@@ -109,7 +109,7 @@ class ServedTask:
 
     @property
     def available(self) -> bool:
-        return any(model_revision.engines for model_revision in self.revisions.values())
+        return any(model_revision.servers for model_revision in self.revisions.values())
 
     @property
     def waits(self) -> bool:
@@ -153,11 +153,11 @@ class ServedTask:
         canary = self.model.canary
         if canary is not None and (on_trial := self.revisions.get(canary.revision)) is not None:
             others = [model_revision for model_revision in chosen if model_revision is not on_trial]
-            served = any(model_revision.engines for model_revision in others)
-            if on_trial.engines and (not served or canary.serves(request_id)):
+            served = any(model_revision.servers for model_revision in others)
+            if on_trial.servers and (not served or canary.serves(request_id)):
                 return on_trial
             chosen = others or chosen
-        return max(chosen, key=lambda model_revision: len(model_revision.engines), default=None)
+        return max(chosen, key=lambda model_revision: len(model_revision.servers), default=None)
 
     def servers_changed(self, now_s: float) -> list[Request]:
         """Remove and return the requests to route again, because only another revision has servers now.
@@ -170,7 +170,7 @@ class ServedTask:
             return []
         self.unavailable_since_s = None
         self.served_since_s = min(self.served_since_s, now_s)
-        for revision in [revision for revision, model_revision in self.revisions.items() if not model_revision.engines]:
+        for revision in [revision for revision, model_revision in self.revisions.items() if not model_revision.servers]:
             self.superseded.append(self.revisions.pop(revision))
         waiting = self.pending.take(lambda _: True)
         for model_revision in self.superseded:
@@ -239,11 +239,11 @@ class Models:
         revisions = model.tasks[Task.EMBED].revisions.values() if model is not None else ()
         return max((model_revision.description.dimensions for model_revision in revisions), default=0)
 
-    def join(self, engine: Engine, tokenizer: Tokenizer) -> list[ServedTask]:
+    def join(self, server: ModelServer, tokenizer: Tokenizer) -> list[ServedTask]:
         """Add a server; its revision is in service from now on. Returns the tasks of its model that it does."""
         joined: list[ServedTask] = []
         replicas: list[Replica] = []
-        for task, description in engine.description.by_task.items():
+        for task, description in server.description.by_task.items():
             served = self._by_name[description.model].tasks[task]
             model_revision = served.revisions.get(description.model_revision)
             if model_revision is not None and not model_revision.takes(description):
@@ -254,7 +254,7 @@ class Models:
                 model_revision = ModelRevision(description, tokenizer, self._counting(tokenizer), self._policy, goal)
                 served.revisions[description.model_revision] = model_revision
             replica = self._replica(description, model_revision)
-            model_revision.add(engine, replica)
+            model_revision.add(server, replica)
             joined.append(served)
             replicas.append(replica)
         for replica, sibling in zip(replicas, reversed(replicas), strict=True):
@@ -291,13 +291,13 @@ class Models:
             name, measured, budget, policy, budget_controller, capacity=most, per_sequence_s=per_sequence_s
         )
 
-    def leave(self, engine: Engine) -> list[ServedTask]:
+    def leave(self, server: ModelServer) -> list[ServedTask]:
         """Remove a server; its revision stays until another one can serve the requests that wait for it."""
         left: list[ServedTask] = []
-        for task, description in engine.description.by_task.items():
+        for task, description in server.description.by_task.items():
             served = self._by_name[description.model].tasks[task]
             model_revision = served.revisions.get(description.model_revision)
             if model_revision is not None:
-                model_revision.remove(engine)
+                model_revision.remove(server)
             left.append(served)
         return left

@@ -93,7 +93,7 @@ def _route(request: Request, models: Models, now_s: float) -> tuple[ServedTask, 
         raise InvalidRequest(f"{served.name} {does} and does not {request.task}", "model")
     model_revision = served.choose(request.model_revision, request.request_id)
     waits = not request.source.refusable or now_s < served.calls_wait_until_s
-    if not waits and (model_revision is None or not model_revision.engines):
+    if not waits and (model_revision is None or not model_revision.servers):
         raise ModelUnavailable(f"no server of {served.name} is available")
     if model_revision is None:
         return served, None, request.options

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Models, ServedTask
-from aggregator.engine import StepResult
 from aggregator.errors import Code
+from aggregator.model_server import StepResult
 from aggregator.observability.metrics import Metrics
 from aggregator.request.request import Failure, Outcome, Request, Source, request_of
 from aggregator.request.vector import CompletedBatch, Vector

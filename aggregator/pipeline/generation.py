@@ -9,8 +9,8 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from aggregator.admission.model_revision import ModelRevision
-from aggregator.engine import GenerationEngine
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerLost
+from aggregator.model_server import GeneratingModelServer
 from aggregator.request.generation import Generation
 from aggregator.request.request import Failure, Request, request_of
 from aggregator.scheduler.dispatcher import Batch
@@ -32,7 +32,7 @@ _COPIED = "temperature", "top_p", "top_k", "seed", "repetition_penalty", "logpro
 
 @dataclass(slots=True, eq=False)
 class RunningSequence:
-    """One generation on one server; an `engine.ServerSequence`.
+    """One generation on one server; a `ServerSequence`.
 
     `begun`: its batch waits for it no longer. It has its first token or, in a batch of suspects, enough tokens to be
     cleared; or it has left the server. `lost`: why the server failed before it had begun. `first_token_s`: when its
@@ -41,7 +41,7 @@ class RunningSequence:
     """
 
     model_revision: ModelRevision
-    engine: GenerationEngine
+    server: GeneratingModelServer
     batch: Batch
     item: WorkItem
     _: KW_ONLY
@@ -71,11 +71,11 @@ class RunningSequence:
         replica_of(self.batch).began()
         deadline_s = self.request.deadline_s
         self._wait_until(deadline_s if generation.token_ids else min(deadline_s, generation.first_token_by_s))
-        self.engine.generate(self)
+        self.server.generate(self)
 
     def abort(self) -> None:
         """Stop it; its room is free after the running step."""
-        self.engine.abort(self)
+        self.server.abort(self)
         self._leave()
 
     @property
@@ -103,7 +103,7 @@ class RunningSequence:
         elif self._new_tokens >= _CLEARED_AFTER:
             self.begun.set()
         if self.generation.extend(token_ids, logprobs, stop_tokens):
-            self.engine.abort(self)
+            self.server.abort(self)
             self._end(None)
         else:
             self.request.source.progressed(self.request)
@@ -146,7 +146,7 @@ class RunningSequence:
             self.begun.set()
 
     def _late(self) -> None:
-        self.engine.abort(self)
+        self.server.abort(self)
         waited = not self.generation.token_ids and self.generation.first_token_by_s < self.request.deadline_s
         self._end(_NO_FIRST_TOKEN if waited else _LATE)
 
@@ -157,7 +157,7 @@ class RunningSequence:
     def _leave(self) -> None:
         self._wait_until(inf)
         replica_of(self.batch).finished()
-        observe_load(self.engine, self.batch)
+        observe_load(self.server, self.batch)
         self.begun.set()
 
     def _wait_until(self, deadline_s: float) -> None:
@@ -171,7 +171,7 @@ class RunningSequence:
 
 
 async def first_tokens(
-    sequences: Sequence[RunningSequence], engine: GenerationEngine, batch: Batch, clock: Callable[[], float]
+    sequences: Sequence[RunningSequence], server: GeneratingModelServer, batch: Batch, clock: Callable[[], float]
 ) -> StepReport:
     """Wait until every sequence of a batch has begun.
 
@@ -183,7 +183,7 @@ async def first_tokens(
     if lost:
         batch.items[:] = lost
         raise next(iter(lost.values()))
-    replica, load, now_s = replica_of(batch), engine.load, clock()
+    replica, load, now_s = replica_of(batch), server.load, clock()
     times = [sequence.first_token_s for sequence in sequences if sequence.first_token_s < inf]
     first_tokens_s = max(times, default=now_s)
     report = StepReport(
@@ -194,12 +194,12 @@ async def first_tokens(
         staged_s=0.0,
     )
     replica.first_tokens_s = first_tokens_s
-    observe_load(engine, batch)
+    observe_load(server, batch)
     return report
 
 
-def observe_load(engine: GenerationEngine, batch: Batch) -> None:
-    load = engine.load
+def observe_load(server: GeneratingModelServer, batch: Batch) -> None:
+    load = server.load
     if load is not None:
         replica_of(batch).observe_load(load.free_kv_tokens, load.running)
 

@@ -1,6 +1,6 @@
 """Follow a request from its source to its reply: this file is the path, in the order of the data.
 
-    receive → admit → dispatch → run_batch → complete
+    receive → admit → dispatch → execute_batch → complete
 
 Every source's requests take the same path. Each leaves by `Completion.complete`, exactly once, or is given up because
 its caller or its partition went away.
@@ -22,8 +22,8 @@ from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Models, ServedTask
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.admission.routing import UNQUEUED, route_all, unroute
-from aggregator.engine import Engine, Pool
 from aggregator.errors import Code, ModelUnavailable, unless_cancelled
+from aggregator.model_server import ModelServer, Pool
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.completion import Completion, complete_input
@@ -196,11 +196,11 @@ class Pipeline:
             model_revision.observe_rooms()
             due = model_revision.dispatcher.due(now_s, max_items=model_revision.query_capacity, draining=self._draining)
             for batch in due.batches:
-                replica, engine = batch.replica, model_revision.engines[batch.replica.name]
+                replica, server = batch.replica, model_revision.servers[batch.replica.name]
                 self._metrics.batch_sent(
                     replica.name, batch.reason, batch.token_count, len(batch.items), batch.token_budget
                 )
-                self._spawn(self.run_batch(model_revision, engine, batch), f"batch {batch.batch_id}")
+                self._spawn(self.execute_batch(model_revision, server, batch), f"batch {batch.batch_id}")
             if due.expired or due.late:
                 self._metrics.expired.add(len(due.expired) + len(due.late))
                 self._complete_failed(due.expired, _EXPIRED)
@@ -230,7 +230,7 @@ class Pipeline:
 
     # 4. Run: one message to one model server, one back.
 
-    async def run_batch(self, model_revision: ModelRevision, engine: Engine, batch: Batch) -> None:
+    async def execute_batch(self, model_revision: ModelRevision, server: ModelServer, batch: Batch) -> None:
         """Send a batch, give each input its result, and complete the requests that miss no other input."""
         queries = (query for item in batch.items for query in item.waiters)
         with self._tracing.process(
@@ -241,7 +241,7 @@ class Pipeline:
             attempt=batch.attempt,
             requests=map(request_of, queries),
         ):
-            finished = await self._runner.execute(model_revision, engine, batch)
+            finished = await self._runner.execute(model_revision, server, batch)
             self._has_room(model_revision)
             if finished:
                 await self._completion.complete(finished)
@@ -252,7 +252,7 @@ class Pipeline:
         for source in self.sources:
             source.receive_now()
 
-    # 5. Complete: `run_batch` completes what ran; these complete what never ran.
+    # 5. Complete: `execute_batch` completes what ran; these complete what never ran.
 
     def _complete_failed(self, queries: Sequence[Query], failure: Failure) -> None:
         finished: list[Request] = []
@@ -283,11 +283,11 @@ class Pipeline:
 
     # Model servers come and go.
 
-    def join(self, engine: Engine, tokenizer: Tokenizer) -> None:
-        self._servers_changed(self.models.join(engine, tokenizer))
+    def join(self, server: ModelServer, tokenizer: Tokenizer) -> None:
+        self._servers_changed(self.models.join(server, tokenizer))
 
-    def leave(self, engine: Engine) -> None:
-        self._servers_changed(self.models.leave(engine))
+    def leave(self, server: ModelServer) -> None:
+        self._servers_changed(self.models.leave(server))
 
     def _servers_changed(self, changed: Sequence[ServedTask]) -> None:
         now_s = self._clock()

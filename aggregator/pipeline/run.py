@@ -15,8 +15,8 @@ from typing import cast
 
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
-from aggregator.engine import Engine, GenerationEngine, Pool, outgoing
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerBusy, ModelServerLost, ModelServerTimedOut
+from aggregator.model_server import GeneratingModelServer, ModelServer, Pool, outgoing
 from aggregator.observability.costs import REST
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
@@ -50,20 +50,20 @@ class BatchRunner:
     _running: dict[Request, RunningSequence] = field(default_factory=dict)
     _to_resume: list[tuple[RunningSequence, BatchFailed]] = field(default_factory=list)
 
-    async def execute(self, model_revision: ModelRevision, engine: Engine, batch: Batch) -> list[Request]:
+    async def execute(self, model_revision: ModelRevision, server: ModelServer, batch: Batch) -> list[Request]:
         """Send a batch, and wait for its vectors or first tokens; returns the requests that are complete by this."""
         model_revision.under_way.add(batch)
         try:
             if model_revision.description.generation is None:
-                result = await engine.embed(outgoing(batch), timeout_s=batch.timeout_s)
+                result = await server.embed(outgoing(batch), timeout_s=batch.timeout_s)
                 report = result.report
             elif batch.control:
                 result, report = None, None
-                await cast("GenerationEngine", engine).probe(batch.items[0].token_ids, timeout_s=batch.timeout_s)
+                await cast("GeneratingModelServer", server).probe(batch.items[0].token_ids, timeout_s=batch.timeout_s)
             else:
-                result, report = None, await self._begin(model_revision, cast("GenerationEngine", engine), batch)
+                result, report = None, await self._begin(model_revision, cast("GeneratingModelServer", server), batch)
         except BatchFailed as error:
-            return self._failed(model_revision, batch, engine, error)
+            return self._failed(model_revision, batch, server, error)
         finally:
             model_revision.under_way.remove(batch)
         now_s = self.clock()
@@ -92,14 +92,14 @@ class BatchRunner:
             self._count_tokens(sequence)
             self.changed(sequence.model_revision)
 
-    async def _begin(self, model_revision: ModelRevision, engine: GenerationEngine, batch: Batch) -> StepReport:
+    async def _begin(self, model_revision: ModelRevision, server: GeneratingModelServer, batch: Batch) -> StepReport:
         """Start or resume the sequences of a batch, and wait for their first tokens. Raises BatchFailed."""
         sequences: list[RunningSequence] = []
         for item in batch.items:
             if item.alive:
                 sequence = RunningSequence(
                     model_revision,
-                    engine,
+                    server,
                     batch,
                     item,
                     account=self.metrics.costs.account(item.waiters[0].tenant),
@@ -111,7 +111,7 @@ class BatchRunner:
                 sequences.append(sequence)
         for sequence in sequences:
             sequence.start()
-        return await first_tokens(sequences, engine, batch, self.clock)
+        return await first_tokens(sequences, server, batch, self.clock)
 
     def _ended(self, sequence: RunningSequence, failure: Failure | None) -> None:
         request, generation = sequence.request, sequence.generation
@@ -142,19 +142,21 @@ class BatchRunner:
         """Queue again the sequences that were lost since the last turn of the event loop."""
         to_resume, self._to_resume = self._to_resume, []
         now_s = self.clock()
-        groups: dict[tuple[ModelRevision, Engine, bool], list[tuple[RunningSequence, BatchFailed]]] = {}
+        groups: dict[tuple[ModelRevision, ModelServer, bool], list[tuple[RunningSequence, BatchFailed]]] = {}
         for sequence, error in to_resume:
-            key = sequence.model_revision, sequence.engine, sequence.generation.failures > 1
+            key = sequence.model_revision, sequence.server, sequence.generation.failures > 1
             groups.setdefault(key, []).append((sequence, error))
-        for (model_revision, engine, again), lost in groups.items():
-            self._report("generations resume on other servers", engine, lost[0][1], len(lost))
+        for (model_revision, server, again), lost in groups.items():
+            self._report("generations resume on other servers", server, lost[0][1], len(lost))
             items = [sequence.item for sequence, _ in lost]
-            model_revision.dispatcher.lost(items, engine.description.address, now_s, self.jitter(), again=again)
+            model_revision.dispatcher.lost(items, server.description.address, now_s, self.jitter(), again=again)
             self.changed(model_revision)
 
-    def _failed(self, model_revision: ModelRevision, batch: Batch, engine: Engine, error: BatchFailed) -> list[Request]:
+    def _failed(
+        self, model_revision: ModelRevision, batch: Batch, server: ModelServer, error: BatchFailed
+    ) -> list[Request]:
         """Queue its items for a retry (`scheduler.retries`); returns the requests that a proven poison completed."""
-        self._report("batch failed", engine, error, len(batch.items), batch_id=batch.batch_id)
+        self._report("batch failed", server, error, len(batch.items), batch_id=batch.batch_id)
         dispatcher, now_s = model_revision.dispatcher, self.clock()
         task = model_revision.description.task
         self.metrics.recorder.batch_failed(batch, task, error.code, now_s)
@@ -167,14 +169,14 @@ class BatchRunner:
         poison = dispatcher.failed(batch, now_s, self.jitter(), timed_out=timed_out)
         return [request for item in poison for request in self._poison(model_revision, item, batch.attempt + 1)]
 
-    def _report(self, message: str, engine: Engine, error: BatchFailed, count: int, **fields: str) -> None:
-        fields |= {"replica": engine.description.address, "code": error.code.name}
+    def _report(self, message: str, server: ModelServer, error: BatchFailed, count: int, **fields: str) -> None:
+        fields |= {"replica": server.description.address, "code": error.code.name}
         if not isinstance(error, EngineFailed):  # its message may quote an input
             fields["error"] = str(error)
         _LOG.warning(message, extra=fields)
         self.metrics.retries.add(count, error.code.name)
         if isinstance(error, ModelServerLost):
-            self.pool.suspect(engine)
+            self.pool.suspect(server)
 
     def _poison(self, model_revision: ModelRevision, item: WorkItem, attempts: int) -> list[Request]:
         """Fail an item that makes engines fail, and refuse it from now on; returns the requests that this completes."""

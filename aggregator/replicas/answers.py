@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.engine import GenerationCosts, OutgoingBatch, PairTemplate, ServerDescription, StepResult
 from aggregator.errors import Code, ModelServerLost, TokenbatchError
+from aggregator.model_server import GenerationCosts, OutgoingBatch, PairTemplate, ServerDescription, StepResult
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Task
 from protos.modelserver.v1 import modelserver_pb2 as pb

@@ -11,7 +11,6 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2
 
-from aggregator.engine import OutgoingBatch, ServerDescription, StepResult
 from aggregator.errors import (
     BatchFailed,
     EngineFailed,
@@ -20,6 +19,7 @@ from aggregator.errors import (
     ModelServerTimedOut,
     is_cancelled,
 )
+from aggregator.model_server import OutgoingBatch, ServerDescription, StepResult
 from aggregator.observability.costs import Costs
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import MAX_MESSAGE_BYTES, BadDescription, checked_description, checked_result
@@ -119,8 +119,8 @@ class ModelServerClient:
         await self._channel.close(grace_s)
 
 
-class ModelServer(GenerateCall):
-    """A model server that was reached: an `engine.GenerationEngine`; one that embeds uses `embed` only."""
+class GrpcModelServer(GenerateCall):
+    """A model server that was reached: a `GeneratingModelServer`; one that embeds uses `embed` only."""
 
     def __init__(self, client: ModelServerClient, description: ServerDescription) -> None:
         super().__init__(description, client.open_generate, _failure, client.costs)

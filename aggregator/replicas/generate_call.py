@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from aggregator.engine import GenerationLoad, ServerDescription, ServerSequence
 from aggregator.errors import BatchFailed, Code, ModelServerLost, ModelServerTimedOut
+from aggregator.model_server import GenerationLoad, ServerDescription, ServerSequence
 from aggregator.observability.costs import REST, Costs
 from aggregator.request.generation import logprobs_of
 from aggregator.scheduler.work_item import Task

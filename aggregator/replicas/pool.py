@@ -14,12 +14,12 @@ from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
-from aggregator.engine import Engine, OutgoingBatch, PoolMembers, ServerDescription, differences
 from aggregator.errors import BatchFailed, ModelServerBusy
+from aggregator.model_server import ModelServer, OutgoingBatch, PoolMembers, ServerDescription, differences
 from aggregator.observability.costs import REST, Costs
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import BadDescription
-from aggregator.replicas.client import ModelServer, ModelServerClient
+from aggregator.replicas.client import GrpcModelServer, ModelServerClient
 from aggregator.replicas.discovery import Target
 from aggregator.scheduler.work_item import Task
 from aggregator.tokenizers.cache import TokenizerCache, TokenizerMismatch
@@ -55,7 +55,7 @@ class ProbePolicy:
 
 
 class ModelServers:
-    """The model servers at changing addresses; an `engine.Pool`."""
+    """The model servers at changing addresses; a `Pool`."""
 
     def __init__(
         self,
@@ -88,9 +88,9 @@ class ModelServers:
                     )
                     running[target] = tasks.create_task(watch.run(), name=f"model server {target.address}")
 
-    def suspect(self, engine: Engine) -> None:
+    def suspect(self, server: ModelServer) -> None:
         for watch in self._watches.values():
-            watch.suspect(engine)
+            watch.suspect(server)
 
     def troubles(self) -> list[tuple[Target, str]]:
         """Every configured server, and why it is not in the pool; empty for those that are."""
@@ -138,7 +138,7 @@ class ModelServerWatch:
     agreement: Agreement
     policy: ProbePolicy
     trouble: str = "it was not reached yet"
-    _engine: ModelServer | None = None
+    _server: GrpcModelServer | None = None
     _suspected: asyncio.Event = field(default_factory=asyncio.Event)
     _last_trouble: str = ""
 
@@ -149,7 +149,7 @@ class ModelServerWatch:
         try:
             while True:
                 try:
-                    engine, tokenizer = await self._reach()
+                    server, tokenizer = await self._reach()
                 except (BatchFailed, BadDescription, TokenizerMismatch, ValueError, OSError) as error:
                     self._report(error)
                 except Exception as error:  # noqa: BLE001 - what one server sends must not end the work of all others
@@ -157,7 +157,7 @@ class ModelServerWatch:
                     self._report(BadDescription(f"its answers or its tokenizer cannot be used: {kind}: {error}"))
                 else:
                     joined_s = loop.time()
-                    await self._serve(engine, tokenizer)
+                    await self._serve(server, tokenizer)
                     tries = 0 if loop.time() - joined_s >= self.policy.steady_s else tries
                 await asyncio.sleep(self.policy.delay_s(tries))
                 tries += 1
@@ -165,13 +165,13 @@ class ModelServerWatch:
             self._withdraw("the pool stopped watching it")
             await self.client.close(self.policy.close_grace_s)
 
-    def suspect(self, engine: Engine) -> None:
+    def suspect(self, server: ModelServer) -> None:
         """If it is this server, remove it now; it is probed before it joins again."""
-        if engine is self._engine:
+        if server is self._server:
             self._withdraw("a batch failed there")
             self._suspected.set()
 
-    async def _reach(self) -> tuple[ModelServer, FastTokenizer]:
+    async def _reach(self) -> tuple[GrpcModelServer, FastTokenizer]:
         """Check that it serves the right model, and that it answers a probe made with its own tokenizer."""
         description = await self.client.describe(self.policy.call_timeout_s)
         if description.model != self.target.model:
@@ -181,30 +181,30 @@ class ModelServerWatch:
         if tokenizer is None:
             files = await self.client.fetch_tokenizer(self.policy.tokenizer_timeout_s)
             tokenizer = await asyncio.to_thread(self.tokenizers.put, fingerprint, files)
-        engine = ModelServer(self.client, description)
+        server = GrpcModelServer(self.client, description)
         counted = await asyncio.to_thread(tokenizer.count, [_PROBE_TEXT])
         timeout_s = self.policy.call_timeout_s
         if Task.GENERATE in description.by_task:
-            await engine.probe(counted.ids.tobytes(), timeout_s=timeout_s)
+            await server.probe(counted.ids.tobytes(), timeout_s=timeout_s)
         template = description.pair_template
         if template is not None and not template.text:
             await asyncio.to_thread(tokenizer.pair_frame, token_types=template.token_types)
         if description.by_task.keys() - {Task.GENERATE}:
             with suppress(ModelServerBusy):  # it is alive and busy
-                result = await engine.embed(_probe(counted.ids), timeout_s=timeout_s)
+                result = await server.embed(_probe(counted.ids), timeout_s=timeout_s)
                 self.client.costs.charge(description.model, description.kind, REST, result.report.engine_s)
-        return engine, tokenizer
+        return server, tokenizer
 
-    async def _serve(self, engine: ModelServer, tokenizer: FastTokenizer) -> None:
+    async def _serve(self, server: GrpcModelServer, tokenizer: FastTokenizer) -> None:
         """Let it join, and wait until it reports or shows that it does not serve."""
-        description = engine.description
+        description = server.description
         try:
             self.agreement.join(description)
         except BadDescription as error:
             self._report(error)
             return
         self._suspected.clear()
-        self._engine = engine
+        self._server = server
         self._last_trouble = self.trouble = ""
         _LOG.info(
             "joined a model server",
@@ -218,7 +218,7 @@ class ModelServerWatch:
                 "fast_tokenizer": tokenizer.uses_fast_path,
             },
         )
-        self.members.join(engine, tokenizer)
+        self.members.join(server, tokenizer)
         self._withdraw(await self._until_lost())
 
     async def _until_lost(self) -> str:
@@ -244,13 +244,13 @@ class ModelServerWatch:
         return "a batch failed there"
 
     def _withdraw(self, reason: str) -> None:
-        engine, self._engine = self._engine, None
-        if engine is None:
+        server, self._server = self._server, None
+        if server is None:
             return
         self.trouble = reason
-        self.agreement.leave(engine.description)
-        self.members.leave(engine)
-        _LOG.warning("withdrew a model server", extra={"address": engine.description.address, "reason": reason})
+        self.agreement.leave(server.description)
+        self.members.leave(server)
+        _LOG.warning("withdrew a model server", extra={"address": server.description.address, "reason": reason})
 
     def _report(self, error: Exception) -> None:
         """Log why it is left out: once, until the reason changes."""

@@ -90,7 +90,7 @@ def _read_models(values: dict[Instrument, dict[Labels, float]], models: Models, 
             values[QUEUE_TOKENS][queue] = values[QUEUE_TOKENS].get(queue, 0) + waiting.tokens
             values[QUEUE_AGE][queue] = max(values[QUEUE_AGE].get(queue, 0.0), age_s)
         for name, replica in model_revision.dispatcher.replicas.items():
-            place, curve = (name, model), model_revision.engines[name].description.curve
+            place, curve = (name, model), model_revision.servers[name].description.curve
             sibling = replica.sibling
             if sibling is not None and place in values[BUDGET]:
                 continue  # of a server with two tasks, the one that embeds

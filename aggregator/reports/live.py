@@ -15,7 +15,7 @@ from typing import Any
 from typing_extensions import override
 
 from aggregator.admission.models import Model, Models
-from aggregator.engine import GenerationLoad
+from aggregator.model_server import GenerationLoad
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.page import live_page
 from aggregator.observability.recorder import KEPT_S
@@ -181,10 +181,10 @@ class LiveFeed(Feed):
     def _steps(self, now_s: float, *, new_only: bool) -> list[Sequence[object]]:
         """Steps of servers that generate: server, end, duration, decoding sequences, tokens of prompts and inputs."""
         found: list[Sequence[object]] = []
-        for replica, engine in generating(self._models):
+        for replica, server in generating(self._models):
             since_s = self._steps_until_s.get(replica.name, -inf) if new_only else -inf
             since_s = max(since_s, now_s - KEPT_S)
-            last: Sequence[GenerationLoad] = engine.last_steps
+            last: Sequence[GenerationLoad] = server.last_steps
             found += [
                 (
                     replica.name,
@@ -247,7 +247,7 @@ class LiveFeed(Feed):
             required = required_replicas(
                 arriving, backlog, pod, drain_s=DRAIN_S, utilisation=UTILISATION, in_memory=in_memory
             )
-        serving = len({name for model_revision in model.revisions for name in model_revision.engines})
+        serving = len({name for model_revision in model.revisions for name in model_revision.servers})
         return Scaling(
             model.name,
             arriving,

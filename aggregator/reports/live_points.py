@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator.admission.models import Models
-from aggregator.engine import GenerationEngine
+from aggregator.model_server import GeneratingModelServer
 from aggregator.observability.metrics import Metrics, Totals
 from aggregator.observability.recorder import KEPT_S, Waits
 from aggregator.observability.viewers import EVERY_S
@@ -116,13 +116,13 @@ class Points:
         running, free, total = 0, 0, 0
         steps: list[float] = []
         generates = False
-        for replica, engine in generating(self._models):
+        for replica, server in generating(self._models):
             generates = True
-            load = engine.load
+            load = server.load
             total += replica.kv_tokens
             free += replica.kv_tokens if load is None or not replica.sequences else load.free_kv_tokens
             running += replica.sequences
-            steps += [each.step_duration_s for each in reversed(engine.last_steps) if each.reported_s > now_s - 1.0]
+            steps += [each.step_duration_s for each in reversed(server.last_steps) if each.reported_s > now_s - 1.0]
         if not generates:
             return None
         first_tokens = [seconds for part in self._first_tokens for seconds in part]
@@ -138,11 +138,11 @@ class Points:
         }
 
 
-def generating(models: Models) -> Iterator[tuple[GeneratingReplica, GenerationEngine]]:
+def generating(models: Models) -> Iterator[tuple[GeneratingReplica, GeneratingModelServer]]:
     for model_revision in models.in_service():
         for name, replica in model_revision.dispatcher.replicas.items():
             if isinstance(replica, GeneratingReplica):
-                yield replica, cast("GenerationEngine", model_revision.engines[name])
+                yield replica, cast("GeneratingModelServer", model_revision.servers[name])
 
 
 def tokens_by_place(models: Models) -> tuple[int, int, int]:

@@ -40,7 +40,7 @@ _CONTENT_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What every request of a run asks for; an empty field leaves it to the topic or the listener.
+    """The wishes of every request of a run; an empty field leaves it to the topic or the listener.
 
     A request expires `expire_s` seconds after it was written.
     """

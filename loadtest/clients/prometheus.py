@@ -13,7 +13,7 @@ _TIMEOUT_S = 10
 
 @dataclass(frozen=True, slots=True)
 class BatchFigures:
-    """What an aggregator's counters say of its batches; differences of two readings say it of what lay between."""
+    """An aggregator's counters of its batches; differences of two readings say it of what lay between."""
 
     batches: float
     tokens: float
@@ -44,7 +44,7 @@ def batch_figures(address: str) -> BatchFigures:
 
 
 def totals(address: str) -> dict[str, float]:
-    """What the process whose monitoring listens at `address` shows now, as `sums` adds it up. Raises OSError."""
+    """The metrics of the process whose monitoring listens at `address`, as `sums` adds it up. Raises OSError."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as response:
         return sums(response.read().decode())
 

@@ -74,7 +74,7 @@ def _tabled(lines: Iterator[str], file: Path) -> Iterator[tuple[float, int | Non
 
 
 def _counter(names: dict[str, str]) -> Callable[[dict[str, str]], int | None]:
-    """What tells a row's tokens, by the columns there are."""
+    """The reader of a row's tokens, by the columns there are."""
 
     def column(known: tuple[str, ...]) -> str:
         return next((names[name] for name in known if name in names), "")

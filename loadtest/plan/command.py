@@ -210,7 +210,7 @@ def _plot(first: Way, best: Way) -> str:
 
 
 def _advice(ways: Sequence[Way], scenario: Scenario) -> str:
-    """What the table comes to, and the values that follow."""
+    """The conclusion of the table, and the values that follow."""
     assert scenario.autoscale is not None, "Nothing scales in a plan. This is a bug."
     best, first = _best(ways), ways[0]
     lines: list[str] = []

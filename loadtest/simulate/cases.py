@@ -16,7 +16,7 @@ from protos.modelserver.v1.curve import Curve
 MIXED = Lengths(documents=0.1)
 SKEWED = Lengths(QueryKind.LOGNORMAL)
 _STEP_OVERHEAD_S = 0.004
-"""What a batch costs a server on two processors besides its step, which no other batch's step hides."""
+"""The cost of a batch to a server on two processors besides its step, which no other batch's step hides."""
 
 
 def capacity(curve: Curve, lengths: Lengths, pods: int = 1) -> float:

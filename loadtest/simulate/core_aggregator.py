@@ -23,7 +23,7 @@ from protos.modelserver.v1.curve import Curve
 
 
 class Mechanism(StrEnum):
-    """What the core does besides sending what waits to the model server that is free first."""
+    """A mechanism of the core beyond sending all that waits to the model server that is free first."""
 
     SUBSETS = "subsets"  # of more than 32 model servers, as many are used as there is work for (ADR 14)
     PACING = "pacing"  # batches that are not full keep their distance in time (ADR 11)
@@ -52,7 +52,7 @@ def policy_without(off: AbstractSet[Mechanism], policy: DispatchPolicy) -> Dispa
 
 
 def replicas_without(off: AbstractSet[Mechanism]) -> ReplicaMaker:
-    """What makes replicas that lack these mechanisms."""
+    """The maker of replicas that lack these mechanisms."""
     kinds = {
         Mechanism.SKIPPING: _NeverSkipped,
         Mechanism.STAGING: _NothingStaged,

@@ -161,7 +161,7 @@ NQ_COUNTS = {
 
 
 class QueryKind(StrEnum):
-    """Which queries come."""
+    """The kind of queries."""
 
     QUESTIONS = "questions"  # NQ-open's lengths
     LOGNORMAL = "lognormal"  # 3 to 60 tokens, skewed (Voyage AI: "highly skewed"): median 12, mean 15

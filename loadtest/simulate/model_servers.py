@@ -85,7 +85,7 @@ class Aggregator(Protocol):
 
 @dataclass(frozen=True)
 class Engine:
-    """What every pod runs: its curve, what one step may hold, and the server's own time before each (`overhead_s`)."""
+    """Every pod's engine: its curve, the most of one step, and the server's own time before each (`overhead_s`)."""
 
     curve: Curve
     step_tokens: int = 16384

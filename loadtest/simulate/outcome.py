@@ -1,4 +1,4 @@
-"""What came of a simulation: counts, latencies, fill, traces."""
+"""The outcome of a simulation: counts, latencies, fill, traces."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _FILL_BINS = 20
 
 @dataclass(slots=True)
 class Record:
-    """What is noted while time passes. Only queries that arrive after `from_s` count."""
+    """The counts while time passes. Only queries that arrive after `from_s` count."""
 
     from_s: float
     arrived: int = 0

@@ -1,4 +1,4 @@
-"""What is simulated: the load, the servers, the network, and what goes wrong."""
+"""The subject of a simulation: the load, the servers, the network, and what goes wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from protos.modelserver.v1.curve import Curve
 
 
 class FaultKind(StrEnum):
-    """What happens to a pod."""
+    """The fault of a pod."""
 
     SLOW = "slow"
     HANGS = "hangs"
@@ -126,7 +126,7 @@ class Policy:
         return "".join(f" without {each.value}" for each in Mechanism if each in self.without)
 
     def tokens_per_s(self, curve: Curve, usual_tokens: float) -> float:
-        """What one pod does in batches as large as the policy makes them, up to the saturation point."""
+        """The queries a second of one pod in batches as large as the policy makes them, up to the saturation point."""
         queries = {Kind.REQUEST_COUNT: self.size, Kind.SEQUENTIAL: 1}.get(self.kind, inf)
         tokens = min(float(curve.saturation_point), queries * usual_tokens)
         return tokens / curve.time_s(int(tokens))

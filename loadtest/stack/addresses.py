@@ -53,7 +53,7 @@ USUAL = Addresses(
 
 
 def running_stack(folder: Path = DEFAULT_FOLDER) -> Addresses:
-    """Those of the stack that runs in `folder`; the usual ones when none does."""
+    """The addresses of the stack that runs in `folder`; the usual ones when none does."""
     try:
         return Addresses(**json.loads((folder / _FILE_NAME).read_text()))
     except FileNotFoundError:

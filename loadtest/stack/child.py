@@ -141,7 +141,7 @@ class Child:
 
 
 def _has_stopped(stat_file: Path) -> bool:
-    """What the kernel says of a thread: its state stands behind its name, which is in brackets."""
+    """The kernel's words on a thread: its state stands behind its name, which is in brackets."""
     try:
         return stat_file.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] in "TtXZ"
     except OSError:  # it has ended

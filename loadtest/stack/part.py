@@ -92,7 +92,7 @@ class Part(ABC):
             time.sleep(_POLL_S)
 
     def too_late(self, timeout_s: float) -> StackError:
-        """What to raise when it is not ready in time."""
+        """The error for a part that is not ready in time."""
         return StackError(f"{self.name} was not ready after {timeout_s:g} s. {self.advice}\n{self.child.log.tail()}")
 
     def start(self, timeout_s: float = 300.0) -> None:
@@ -159,7 +159,7 @@ class Program(Part):
 def output_of(
     module: str, *arguments: str, environment: Mapping[str, str] | None = None, timeout_s: float = _TIMEOUT_S
 ) -> str:
-    """What `python -m MODULE ARGUMENTS` writes to standard output. Raises StackError if it fails or takes too long."""
+    """The standard output of `python -m MODULE ARGUMENTS`. Raises StackError if it fails or takes too long."""
     command = [sys.executable, "-m", module, *arguments]
     variables = {**os.environ, **(environment or {})}
     try:

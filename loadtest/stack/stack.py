@@ -93,7 +93,7 @@ _TOPICS = {"generate": f"[{_TEXT_TOPIC}]", "both": f'[{{"name": "embed.requests.
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """What to start. Data and logs go into `folder`; `kafka` is one's own, None for one started here.
+    """The parts to start. Data and logs go into `folder`; `kafka` is one's own, None for one started here.
 
     `redis` is one's own, empty for one started here, None for none.
     A port of None is the usual one, or any when that is busy. `task`: the model's; by its own files when empty.

@@ -48,7 +48,7 @@ _TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the questions of one part of the minute; `lost`: without a vector."""
+    """The outcome of the questions of one part of the minute; `lost`: without a vector."""
 
     name: str
     asked: int = 0

@@ -36,7 +36,7 @@ class Ranking:
 
 
 def rank(questions: Sequence[str], target: str, *, embeds: str, ranks: str) -> list[Ranking]:
-    """Those questions that have the nearest neighbours; `embeds` and `ranks` name models at `target`.
+    """The questions that have the nearest neighbours; `embeds` and `ranks` name models at `target`.
 
     Raises GrpcRunError when one of the questions gets no vector, or one of the neighbours no score.
     """

@@ -34,7 +34,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """What one user saw: the loops from the question on, and all the seconds from the question's own embedding on."""
+    """One user's view: the loops from the question on, and all the seconds from the question's own embedding on."""
 
     loops: tuple[Loop, ...]
     seconds: float

@@ -27,7 +27,7 @@ _BATCHED_RUNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """What came of the questions on one way."""
+    """The outcome of the questions on one way."""
 
     name: str
     summary: Summary

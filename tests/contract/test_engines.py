@@ -11,9 +11,9 @@ import grpc
 import numpy as np
 import pytest
 
-from aggregator.engine import Engine
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost
-from aggregator.replicas.client import ModelServer, ModelServerClient
+from aggregator.model_server import ModelServer
+from aggregator.replicas.client import GrpcModelServer, ModelServerClient
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from tests.support.fake_engine import FakeEngine, batch
 from tests.support.fake_model_server import FakeModelServer, Refusal, embed_response
@@ -26,7 +26,7 @@ BATCH = batch([1, 10, 2], [1, 11, 12, 2], [1, 10, 2])
 class Subject:
     """An engine, how to make its batches fail, and how to make it hang."""
 
-    engine: Engine
+    engine: ModelServer
     fail_with: Callable[[type[BatchFailed]], None]
     hang: asyncio.Event
 
@@ -54,7 +54,7 @@ async def over_grpc() -> AsyncGenerator[Subject]:
     server = await FakeModelServer().start()
     server.answer = answer
     client = ModelServerClient(server.address)
-    engine = ModelServer(client, await client.describe(TIMEOUT_S))
+    engine = GrpcModelServer(client, await client.describe(TIMEOUT_S))
     yield Subject(engine, lambda error: failures.append(codes[error]), server.open)
     server.open.set()
     await client.close()

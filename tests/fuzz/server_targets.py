@@ -17,8 +17,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from typing_extensions import override
 
-from aggregator.engine import OutgoingBatch, differences
 from aggregator.errors import Code, InvalidRequest, ModelServerLost, TokenbatchError
+from aggregator.model_server import OutgoingBatch, differences
 from aggregator.observability.metrics import Metrics
 from aggregator.replicas.answers import BadDescription, checked_description, checked_result
 from aggregator.request.request import Defaults, Failure, Request

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.engine import OutgoingBatch, ServerDescription, StepResult
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerLost
+from aggregator.model_server import OutgoingBatch, ServerDescription, StepResult
 from aggregator.scheduler.replica import StepReport
 from modelserver.engines.engine import Spans
 from protos.modelserver.v1.curve import Curve, Rule

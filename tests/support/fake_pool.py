@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from aggregator.engine import Engine, PoolMembers
+from aggregator.model_server import ModelServer, PoolMembers
 from aggregator.tokenizers.tokenizer import Tokenizer
 from tests.support.fake_tokenizer import FakeTokenizer
 
@@ -17,9 +17,9 @@ _RETURNS_S = 1.0
 class FakePool:
     """Announces its engines at once; notes suspects, and announces those again a while later."""
 
-    engines: Sequence[Engine] = ()
+    engines: Sequence[ModelServer] = ()
     tokenizer: Tokenizer = field(default_factory=FakeTokenizer)
-    suspects: list[Engine] = field(default_factory=list[Engine])
+    suspects: list[ModelServer] = field(default_factory=list[ModelServer])
     members: PoolMembers | None = None
 
     async def run(self, members: PoolMembers) -> None:
@@ -28,7 +28,7 @@ class FakePool:
             members.join(engine, self.tokenizer)
         await asyncio.Event().wait()
 
-    def suspect(self, engine: Engine) -> None:
+    def suspect(self, engine: ModelServer) -> None:
         self.suspects.append(engine)
         if self.members is not None:
             self.members.leave(engine)

@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import override
 
 from aggregator.admission.models import Model, Models
-from aggregator.engine import PoolMembers, ServerDescription
+from aggregator.model_server import PoolMembers, ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.pipeline import Pipeline

@@ -20,7 +20,7 @@ from opentelemetry.sdk.metrics.export import NumberDataPoint
 
 from aggregator.admission.models import Model, Models
 from aggregator.app import make_limits
-from aggregator.engine import ServerDescription
+from aggregator.model_server import ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.pipeline import Pipeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Sized
 from typing import Protocol
 
-from aggregator.engine import ServerDescription
+from aggregator.model_server import ServerDescription
 from aggregator.scheduler.work_item import Task
 from aggregator.tokenizers.tokenizer import Counting, GenerationTokenizer
 
@@ -17,7 +17,7 @@ class ServedRevision(Protocol):
     def description(self) -> ServerDescription: ...
 
     @property
-    def engines(self) -> Sized: ...
+    def servers(self) -> Sized: ...
 
     @property
     def counting(self) -> Counting:

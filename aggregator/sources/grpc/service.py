@@ -127,7 +127,7 @@ class EmbeddingsService:
                     dimensions=served.description.dimensions,
                     matryoshka_dimensions=sorted(served.description.matryoshka_dimensions),
                     max_input_tokens=served.description.max_input_tokens,
-                    ready_model_servers=len(served.engines),
+                    ready_model_servers=len(served.servers),
                     task=served.description.kind,
                 )
                 for model in self._models.tasks

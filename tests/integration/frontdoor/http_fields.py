@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from aggregator.engine import PairTemplate
+from aggregator.model_server import PairTemplate
 from modelserver.engines.synthetic import scores
 from tests.integration.frontdoor.test_http import http_door
 from tests.support.listening import DESCRIPTION, slow_engine

@@ -117,7 +117,7 @@ async def test_a_model_that_has_long_been_unavailable_is_told_at_once() -> None:
         [model] = door.models
         served = model.tasks[Task.EMBED]
         [model_revision] = door.models.in_service()
-        [engine] = model_revision.engines.values()
+        [engine] = model_revision.servers.values()
         door.pipeline.leave(engine)
         assert served.unavailable_since_s is not None
         served.unavailable_since_s -= CALLS_WAIT_S

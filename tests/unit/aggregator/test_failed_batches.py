@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from aggregator.engine import OutgoingBatch, StepResult
 from aggregator.errors import Code, EngineFailed, ModelServerBusy, ModelServerLost, ModelServerTimedOut
+from aggregator.model_server import OutgoingBatch, StepResult
 from aggregator.request.request import Failure
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_source import KAFKA

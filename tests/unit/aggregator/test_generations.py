@@ -14,12 +14,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Tracer
 
-from aggregator import engine as ports
+from aggregator import model_server as ports
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.quotas import QuotaPolicy, Quotas
-from aggregator.engine import GenerationLoad
 from aggregator.errors import Code, ModelServerLost
+from aggregator.model_server import GenerationLoad
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.run import BatchRunner
@@ -354,7 +354,7 @@ async def test_each_generation_is_a_span_of_its_callers_trace_from_its_dispatch_
 def test_the_only_server_that_comes_back_takes_its_generations_though_it_measured_other_costs() -> None:
     revision = TwoServers().revision
     slower = replace(COSTS, fixed_s=2 * COSTS.fixed_s, kv_tokens=COSTS.kv_tokens - 16)
-    assert not revision.engines
+    assert not revision.servers
     assert revision.takes(replace(GENERATING, instance_id="2", generation=slower, step_token_capacity=9))
     assert not revision.takes(replace(GENERATING, max_input_tokens=9))
     assert not revision.takes(replace(GENERATING, tokenizer_fingerprint="another"))

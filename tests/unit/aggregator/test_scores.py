@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.engine import PairTemplate
 from aggregator.errors import Code, ModelServerLost
+from aggregator.model_server import PairTemplate
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.request.vector import Vector
 from aggregator.scheduler.work_item import Priority

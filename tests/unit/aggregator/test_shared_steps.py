@@ -15,8 +15,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.engine import GenerationCosts, GenerationLoad, OutgoingBatch, ServerSequence, StepResult
 from aggregator.errors import Code
+from aggregator.model_server import GenerationCosts, GenerationLoad, OutgoingBatch, ServerSequence, StepResult
 from aggregator.request.request import Defaults, Request
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Priority

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from aggregator.admission.models import OTHER_TASK_S
-from aggregator.engine import GenerationCosts, GenerationLoad, ServerDescription, ServerSequence
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerLost
+from aggregator.model_server import GenerationCosts, GenerationLoad, ServerDescription, ServerSequence
 from aggregator.request.request import Defaults, Request
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.mixed_replica import MixedReplica
@@ -176,7 +176,7 @@ async def test_a_model_takes_inputs_that_each_of_its_servers_takes() -> None:
         refused = await faked.embed(longest)
         told = f"takes {shorter.max_input_tokens} tokens" in str(refused.failure)
         assert (refused.code, told) == (Code.OUT_OF_RANGE, True)
-        assert set(embeds.engines) == {"embeds:1", "both:1"}
+        assert set(embeds.servers) == {"embeds:1", "both:1"}
         faked.pipeline.leave(both)
         assert (await faked.embed(longest)).code is Code.OK
 

@@ -17,8 +17,8 @@ from aggregator.admission.enqueue import enqueue
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.quotas import QuotaPolicy, Quotas
-from aggregator.engine import GenerationCosts
 from aggregator.errors import Code, InvalidRequest
+from aggregator.model_server import GenerationCosts
 from aggregator.request.generation import Generation
 from aggregator.request.request import Failure, Options, Request
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy

@@ -158,7 +158,7 @@ async def test_of_the_revisions_that_are_not_on_trial_the_one_with_most_servers_
 async def test_a_canary_whose_servers_are_gone_hands_its_requests_on() -> None:
     faked, served = on_trial(1.0, "r1", "r2")
     assert set(served) == {"r2"}
-    (gone,) = faked.embeds.revisions["r2"].engines.values()
+    (gone,) = faked.embeds.revisions["r2"].servers.values()
     faked.pipeline.models.leave(gone)
     request = faked.request("1")
     routed = route_all([request], faked.pipeline.models, 0.0)

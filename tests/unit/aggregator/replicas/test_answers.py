@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.engine import GenerationCosts, PairTemplate, ServerDescription, differences
 from aggregator.errors import Code, ModelServerLost
+from aggregator.model_server import GenerationCosts, PairTemplate, ServerDescription, differences
 from aggregator.replicas.answers import BadDescription, checked_description, checked_result
 from aggregator.scheduler.work_item import Task
 from protos.modelserver.v1 import modelserver_pb2 as pb

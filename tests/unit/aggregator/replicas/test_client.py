@@ -10,11 +10,11 @@ import grpc
 import numpy as np
 import pytest
 
-from aggregator.engine import StepResult
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost, ModelServerTimedOut
+from aggregator.model_server import StepResult
 from aggregator.observability.costs import Costs
 from aggregator.replicas.answers import BadDescription, checked_description
-from aggregator.replicas.client import ModelServer, ModelServerClient
+from aggregator.replicas.client import GrpcModelServer, ModelServerClient
 from aggregator.replicas.generate_call import GenerateCall, StreamStreamCall
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.modelserver.v1 import modelserver_pb2 as pb
@@ -40,11 +40,11 @@ async def client(server: FakeModelServer) -> AsyncIterator[ModelServerClient]:
 
 
 @pytest.fixture
-async def engine(client: ModelServerClient) -> ModelServer:
-    return ModelServer(client, await client.describe(TIMEOUT_S))
+async def engine(client: ModelServerClient) -> GrpcModelServer:
+    return GrpcModelServer(client, await client.describe(TIMEOUT_S))
 
 
-async def under_way(server: FakeModelServer, engine: ModelServer) -> asyncio.Task[StepResult]:
+async def under_way(server: FakeModelServer, engine: GrpcModelServer) -> asyncio.Task[StepResult]:
     """A batch that has come to its server, which hangs."""
     server.open.clear()
     sent = asyncio.create_task(engine.embed(BATCH, timeout_s=TIMEOUT_S))
@@ -54,7 +54,7 @@ async def under_way(server: FakeModelServer, engine: ModelServer) -> asyncio.Tas
     return sent
 
 
-async def test_a_batch_larger_than_grpcs_usual_limit_goes_through(engine: ModelServer) -> None:
+async def test_a_batch_larger_than_grpcs_usual_limit_goes_through(engine: GrpcModelServer) -> None:
     large = batch(list(range(1_500_000)))
     assert len(large.token_ids) > 4 * 1024 * 1024
     assert (await engine.embed(large, timeout_s=TIMEOUT_S)).matrix.shape == (1, 8)
@@ -75,7 +75,7 @@ async def test_a_batch_larger_than_grpcs_usual_limit_goes_through(engine: ModelS
     ],
 )
 async def test_a_status_says_whether_the_server_was_busy_lost_or_its_engine_failed(
-    server: FakeModelServer, engine: ModelServer, code: grpc.StatusCode, error: type[BatchFailed]
+    server: FakeModelServer, engine: GrpcModelServer, code: grpc.StatusCode, error: type[BatchFailed]
 ) -> None:
     def refuse(_: pb.EmbedBatchRequest) -> pb.EmbedBatchResponse:
         raise Refusal(code)
@@ -86,12 +86,12 @@ async def test_a_status_says_whether_the_server_was_busy_lost_or_its_engine_fail
     assert type(caught.value) is error
 
 
-async def test_a_message_too_large_for_grpc_is_not_a_busy_server(engine: ModelServer) -> None:
+async def test_a_message_too_large_for_grpc_is_not_a_busy_server(engine: GrpcModelServer) -> None:
     with pytest.raises(EngineFailed, match="larger than max"):
         await engine.embed(batch([1], token_ids=bytes(65 * 1024 * 1024)), timeout_s=TIMEOUT_S)
 
 
-async def test_a_server_killed_under_way_is_lost_at_once(server: FakeModelServer, engine: ModelServer) -> None:
+async def test_a_server_killed_under_way_is_lost_at_once(server: FakeModelServer, engine: GrpcModelServer) -> None:
     sent = await under_way(server, engine)
     await server.kill()
     async with asyncio.timeout(TIMEOUT_S / 2):
@@ -101,7 +101,7 @@ async def test_a_server_killed_under_way_is_lost_at_once(server: FakeModelServer
 
 
 async def test_a_connection_that_is_closed_loses_the_server_and_cancels_nobody(
-    server: FakeModelServer, client: ModelServerClient, engine: ModelServer
+    server: FakeModelServer, client: ModelServerClient, engine: GrpcModelServer
 ) -> None:
     sent = await under_way(server, engine)
     await client.close()
@@ -112,7 +112,7 @@ async def test_a_connection_that_is_closed_loses_the_server_and_cancels_nobody(
     server.open.set()
 
 
-async def test_bytes_that_are_no_message_lose_the_server(server: FakeModelServer, engine: ModelServer) -> None:
+async def test_bytes_that_are_no_message_lose_the_server(server: FakeModelServer, engine: GrpcModelServer) -> None:
     server.garbage = b"\xff\xff\xff"
     with pytest.raises(ModelServerLost):
         await engine.embed(BATCH, timeout_s=TIMEOUT_S)

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer as Tokenizers
 from tokenizers.models import WordLevel
 
-from aggregator.engine import Engine
+from aggregator.model_server import ModelServer
 from aggregator.replicas.discovery import Discovery, Target
 from aggregator.replicas.pool import ModelServers, ProbePolicy
 from aggregator.tokenizers.cache import TokenizerCache
@@ -36,17 +36,17 @@ POLICY = ProbePolicy(
 class Members:
     """Who is in the pool, and the order of comings and goings."""
 
-    engines: dict[Engine, Tokenizer] = field(default_factory=dict[Engine, Tokenizer])
+    engines: dict[ModelServer, Tokenizer] = field(default_factory=dict[ModelServer, Tokenizer])
     story: list[str] = field(default_factory=list[str])
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def join(self, engine: Engine, tokenizer: Tokenizer) -> None:
+    def join(self, engine: ModelServer, tokenizer: Tokenizer) -> None:
         assert engine not in self.engines
         self.engines[engine] = tokenizer
         self.story.append(f"+{engine.description.instance_id}")
         self.changed.set()
 
-    def leave(self, engine: Engine) -> None:
+    def leave(self, engine: ModelServer) -> None:
         del self.engines[engine]
         self.story.append(f"-{engine.description.instance_id}")
         self.changed.set()
@@ -58,7 +58,7 @@ class Members:
                 await self.changed.wait()
 
     @property
-    def only(self) -> Engine:
+    def only(self) -> ModelServer:
         (engine,) = self.engines
         return engine
 

@@ -13,7 +13,7 @@ import pytest
 
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Model, Models
-from aggregator.engine import GenerationCosts
+from aggregator.model_server import GenerationCosts
 from aggregator.replicas.discovery import Target
 from aggregator.reports.live import LiveFeed
 from aggregator.reports.live_points import tokens_by_place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aggregator.engine import GenerationCosts, ServerDescription
+from aggregator.model_server import GenerationCosts, ServerDescription
 from aggregator.sources.http.service import listed
 from tests.support.fake_engine import description
 

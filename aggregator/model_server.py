@@ -190,7 +190,7 @@ class ServerSequence(Protocol):
     def server_lost(self, error: BatchFailed) -> None: ...
 
 
-class Engine(Protocol):
+class ModelServer(Protocol):
     """One model server."""
 
     @property
@@ -205,7 +205,7 @@ class Engine(Protocol):
         ...
 
 
-class GenerationEngine(Engine, Protocol):
+class GeneratingModelServer(ModelServer, Protocol):
     """One model server that generates."""
 
     def generate(self, sequence: ServerSequence) -> None:
@@ -234,7 +234,7 @@ class Pool(Protocol):
         """Keep a connection to every configured server until cancelled; `members` receive each join and leave."""
         ...
 
-    def suspect(self, engine: Engine) -> None:
+    def suspect(self, server: ModelServer) -> None:
         """A batch failed there: remove it now, probe it, and let it join again once it answers."""
         ...
 
@@ -242,9 +242,9 @@ class Pool(Protocol):
 class PoolMembers(Protocol):
     """The part of the pipeline that the pool calls."""
 
-    def join(self, engine: Engine, tokenizer: Tokenizer) -> None: ...
+    def join(self, server: ModelServer, tokenizer: Tokenizer) -> None: ...
 
-    def leave(self, engine: Engine) -> None:
+    def leave(self, server: ModelServer) -> None:
         """A server is gone, or suspect; its batches in flight end by themselves."""
         ...
 
