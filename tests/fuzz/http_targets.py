@@ -18,7 +18,7 @@ from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.calls.calls import Call
 from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.http.answer import Answer
-from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, read_embed
+from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, read_documents, read_embed
 from aggregator.sources.http.errors import described
 from aggregator.sources.http.generation import DONE, ChatRequest, CompletionRequest, GenerationReader, Writer
 from aggregator.sources.http.scores import read_classify, read_rerank, read_score
@@ -85,6 +85,11 @@ def check_embeddings(data: bytes) -> None:
 def check_cohere(data: bytes) -> None:
     """A body of /v2/embed."""
     _check_read(read_embed, data)
+
+
+def check_documents(data: bytes) -> None:
+    """A body of /v1/contextualizedembeddings."""
+    _check_read(read_documents, data)
 
 
 def check_scores(data: bytes) -> None:
@@ -159,6 +164,7 @@ def _write(request: Request, asked: CompletionRequest | ChatRequest) -> None:
 TARGETS = (
     Target("http_embeddings", check_embeddings),
     Target("http_cohere", check_cohere),
+    Target("http_documents", check_documents),
     Target("http_scores", check_scores),
     Target("http_generation", check_generation),
 )

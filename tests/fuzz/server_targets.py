@@ -132,6 +132,9 @@ def check_scan(data: bytes) -> None:
         return
     assert len(message.inputs) <= _MAX_INPUTS, "More inputs than are taken."
     assert sum(len(each.token_ids.ids) for each in message.inputs) <= len(data)
+    assert sum(max(1, len(each.chunks.texts)) for each in message.inputs) <= 4 * _MAX_INPUTS + 64, (
+        "More chunks than taken."
+    )
 
 
 def check_answer(data: bytes) -> None:
@@ -160,23 +163,27 @@ def check_description(data: bytes) -> None:
 
 
 def check_batch(data: bytes) -> None:
-    """Two flags, the lengths and the second segments behind their numbers of bytes, the token ids."""
+    """Two flags, the lengths, second segments, span counts and spans behind their numbers of bytes, the token ids."""
     cut = Cut(data)
-    isolated, budget, lengths, second = bool(cut.byte() % 2), cut.byte(), cut.field(), cut.field()
+    isolated, budget = bool(cut.byte() % 2), cut.byte()
+    lengths, second, counts, spans = cut.field(), cut.field(), cut.field(), cut.field()
     try:
         batch = batch_module.decode_batch(
-            cut.rest(), lengths, second, isolated=isolated, max_step_tokens=budget, facts=_FACTS
+            cut.rest(), lengths, second, counts, spans, isolated=isolated, max_step_tokens=budget, facts=_FACTS
         )
     except InvalidBatch:
         return
     assert batch.token_count == int(batch.lengths.sum()) <= 100, "More tokens than a step holds."
     assert batch.lengths.size + len(batch.faults) == batch.query_count <= 10, "A query is missing."
     assert not batch.token_count or (batch.token_ids.min() >= 0 and batch.token_ids.max() < 1000)
-    matrix = np.full((batch.lengths.size, 2), budget, np.float32)
+    if batch.spans is not None:
+        places, _ = batch.spans.tokens(batch.lengths)
+        assert places.size <= batch.token_count, "Tokens are pooled twice."
+    matrix = np.full((batch.row_count, 2), budget, np.float32)
     if isolated and batch.lengths.size:
         matrix[0] = np.nan
     answer, faults = batch_module.encode(batch, matrix)
-    assert len(answer) == batch.query_count * 8
+    assert len(answer) == batch.sent_row_count * 8
     assert np.isfinite(np.frombuffer(answer, "<f4")).all(), "A vector is not finite."
     assert len({fault.index for fault in faults}) == len(faults), "A query has two faults."
 
