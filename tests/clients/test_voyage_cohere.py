@@ -34,6 +34,26 @@ print(json.dumps({
     "tokens": voyage.total_tokens,
 }))
 """
+FRAMEWORKS = """
+from haystack import Document
+from haystack.utils import Secret
+from haystack_integrations.components.rankers.cohere import CohereRanker
+from haystack_integrations.components.rankers.jina import JinaRanker
+from langchain_cohere import CohereRerank
+query, *documents = texts
+by_haystack = [
+    CohereRanker(model=model, api_key=Secret.from_token("none"), api_base_url=url, top_k=3),
+    JinaRanker(model=model, api_key=Secret.from_token("none"), base_url=url + "/v1/rerank", top_k=3),
+]
+given = [Document(content=each) for each in documents]
+found = [
+    [[documents.index(each.content), each.score] for each in ranker.run(query, given)["documents"]]
+    for ranker in by_haystack
+]
+by_langchain = CohereRerank(model=model, cohere_api_key="none", base_url=url, top_n=3).rerank(documents, query)
+found.append([[each["index"], each["relevance_score"]] for each in by_langchain])
+print(json.dumps(found))
+"""
 READ = "import json, sys\nurl, model = sys.argv[1:]\ntexts = json.load(sys.stdin)\n"
 VOYAGE = """
 import voyageai
@@ -86,9 +106,9 @@ voyageai.Client(api_key="none", base_url=url + "/v1").embed(long, model=model)
 pytestmark = pytest.mark.timeout(600)  # what is downloaded the first time
 
 
-def run(program: str, stack: Stack, model: str = MODEL) -> str:
+def run(program: str, stack: Stack, model: str = MODEL, environment: str = "clients") -> str:
     done = subprocess.run(
-        [python_of("clients"), "-c", READ + program, f"http://{stack.http}", model],
+        [python_of(environment), "-c", READ + program, f"http://{stack.http}", model],
         input=json.dumps(TEXTS),
         capture_output=True,
         text=True,
@@ -153,10 +173,19 @@ def test_each_reads_the_refusal_of_a_text_that_is_too_long(stack: Stack) -> None
 
 def test_rerankers_get_the_order_and_the_scores_of_grpc(stack: Stack) -> None:
     found = json.loads(run(RANK, stack, RANKING))
+    right = [[*each, True] for each in ranked_by_grpc(stack)]
+    assert found["voyage"] == found["cohere"] == found["jina"] == right
+    assert found["tokens"] > len(TEXTS[1:])
+
+
+def test_the_rerankers_of_haystack_and_langchain_get_them_too(stack: Stack) -> None:
+    assert json.loads(run(FRAMEWORKS, stack, RANKING, "tools")) == [ranked_by_grpc(stack)] * 3
+
+
+def ranked_by_grpc(stack: Stack) -> list[list[Any]]:
+    """The three best documents, each by its index and score."""
     query, *documents = TEXTS
     with grpc.insecure_channel(stack.grpc) as channel:
         request = ranking_pb2.RankRequest(model=RANKING, query=query, documents=documents, top_n=3)
         answer = ranking_pb2_grpc.RankingStub(channel).Rank(request)
-    right = [[each.index, pytest.approx(each.score, abs=1e-6), True] for each in answer.results]
-    assert found["voyage"] == found["cohere"] == found["jina"] == right
-    assert found["tokens"] > len(documents)
+    return [[each.index, pytest.approx(each.score, abs=1e-6)] for each in answer.results]
