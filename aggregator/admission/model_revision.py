@@ -17,8 +17,9 @@ from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.generating_replica import LENGTH_SHARE, MeanLength
 from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.replica import Replica
+from aggregator.tokenizers.counting import Counting
 from aggregator.tokenizers.pairs import PairFrame
-from aggregator.tokenizers.tokenizer import Counting, GenerationTokenizer, Tokenizer
+from aggregator.tokenizers.tokenizer import GenerationTokenizer, Tokenizer
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _CONTROL_TEXT = "1"

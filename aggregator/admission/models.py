@@ -19,7 +19,8 @@ from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.replica import UNMEASURED, Replica
 from aggregator.scheduler.work_item import Priority, Task
-from aggregator.tokenizers.tokenizer import Counting, Tokenizer
+from aggregator.tokenizers.counting import Counting
+from aggregator.tokenizers.tokenizer import Tokenizer
 
 CALLS_WAIT_S = 60.0
 """How long calls wait for a server since the last one left, or since the start; later calls are refused at once."""

@@ -70,11 +70,3 @@ class GenerationTokenizer(Tokenizer, Protocol):
     def detokenizer(self, prompt_ids: bytes) -> Detokenizer:
         """The detokenizer of the text after these ids, int32 little endian."""
         ...
-
-
-class Counting(Protocol):
-    """Token counts off the event loop, several callers' texts at once."""
-
-    async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
-        """Tokenize; the order of `texts` is kept. `long`: they may take seconds, and delay no others."""
-        ...

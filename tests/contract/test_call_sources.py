@@ -7,27 +7,30 @@ import base64
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import aiohttp
 import grpc.aio
 import numpy as np
 import pytest
 import pytest_asyncio
+from typing_extensions import override
 
-from aggregator.errors import Code, UnknownModel
+from aggregator.admission.models import Models
+from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Failure, Request
 from aggregator.request.vector import CompletedBatch, Vector
+from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.aggregator import GrpcSettings, HttpSettings
 from aggregator.sources.calls.calls import CallSource, Served
 from aggregator.sources.calls.load import Limits, Load
-from aggregator.sources.calls.models import ServedTask
 from aggregator.sources.grpc.listener import GrpcSource
 from aggregator.sources.http.errors import described
 from aggregator.sources.http.listener import HttpSource
+from aggregator.tokenizers.counting import Counting
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
@@ -44,20 +47,16 @@ CODES = [
 ]
 
 
-class NoModels:
+class NoModels(Models):
     """No model is served; every search for one fails."""
 
-    tasks: Sequence[ServedTask] = ()
+    def __init__(self) -> None:
+        super().__init__([], DispatchPolicy(), None, Counting)
 
-    def find(self, name: str, task: Task = Task.EMBED) -> NoReturn:
-        raise UnknownModel(f"{name} is no model that {task} has")
-
+    @override
     def dimensions(self, name: str) -> int:
         del name
         return 2
-
-    def next_due_s(self, now_s: float) -> float:
-        return now_s
 
 
 class Callers(Protocol):

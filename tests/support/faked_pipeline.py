@@ -27,6 +27,7 @@ from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.kafka.decode import Origin, ReplyRoute
 from aggregator.sources.kafka.offsets import CommittedOffset
 from aggregator.sources.wire.decode import parse
+from aggregator.tokenizers.counting import Counting
 from aggregator.tokenizers.tokenizer import TokenBatch, Tokenizer
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -59,14 +60,15 @@ def new_engine(description: ServerDescription = DESCRIPTION, **changes: Any) -> 
     return FakeEngine(description, **changes)
 
 
-class FakeCounting:
+class FakeCounting(Counting):
     """Counts at once; keeps the texts of each call, and whether they were called long."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer)
         self.calls: list[list[str]] = []
         self.long: list[bool] = []
 
+    @override
     async def count(self, texts: Sequence[str], *, long: bool = False) -> TokenBatch:
         self.calls.append([*texts])
         self.long.append(long)

@@ -15,6 +15,7 @@ from typing import cast
 
 from typing_extensions import override
 
+from aggregator.admission.models import Models
 from aggregator.errors import Code, TokenbatchError
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Defaults, Failure, Receive, Request, Source
@@ -22,7 +23,6 @@ from aggregator.scheduler.work_item import Priority
 from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.callers import Authentication, Callers, Identity, tenant_holder
 from aggregator.sources.calls.load import Load, Room
-from aggregator.sources.calls.models import ServedModels
 from aggregator.sources.wire.decode import SMALL_BYTES
 from aggregator.sources.wire.values import Message, decode_request
 
@@ -268,7 +268,7 @@ class Served:
     """The requests that gRPC and HTTP serve, and their limits; `default_model` is for calls that name none."""
 
     default_model: str
-    models: ServedModels
+    models: Models
     give_up: GiveUp
     load: Load
     authentication: Authentication | None

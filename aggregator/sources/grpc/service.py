@@ -8,6 +8,7 @@ from operator import itemgetter
 
 import grpc
 
+from aggregator.admission.models import Models
 from aggregator.observability.metrics import Limit
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Failure, Request
@@ -15,7 +16,6 @@ from aggregator.request.vector import Vector
 from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.calls import call_of
 from aggregator.sources.calls.load import Holders
-from aggregator.sources.calls.models import ServedModels
 from aggregator.sources.grpc.reading import Context, GrpcCalls, answering
 from aggregator.sources.grpc.stream import OVER, Stream
 from aggregator.sources.wire.encode import is_large
@@ -52,7 +52,7 @@ class EmbeddingsService:
     def __init__(
         self,
         calls: GrpcCalls,
-        models: ServedModels,
+        models: Models,
         tracing: Tracing,
         *,
         stream_window: int = 256,

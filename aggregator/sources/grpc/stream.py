@@ -10,6 +10,7 @@ from typing import cast
 import grpc.aio
 from typing_extensions import override
 
+from aggregator.admission.models import Models
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Request
 from aggregator.request.vector import vector_bytes
@@ -17,7 +18,6 @@ from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, call_of, failure_of
 from aggregator.sources.calls.load import Room
-from aggregator.sources.calls.models import ServedModels
 from aggregator.sources.grpc.reading import Context, GrpcCalls, read_embed, refusal
 from aggregator.sources.wire.encode import is_large, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -49,9 +49,7 @@ _Answer = tuple[Request | bytes, Room | None]
 class Stream:
     """The requests in flight on one stream. Reading pauses while `window` of them have answers that are not read."""
 
-    def __init__(
-        self, calls: GrpcCalls, models: ServedModels, identity: Identity, deadline_s: float, window: int
-    ) -> None:
+    def __init__(self, calls: GrpcCalls, models: Models, identity: Identity, deadline_s: float, window: int) -> None:
         self._calls = calls
         self._models = models
         self._identity = identity

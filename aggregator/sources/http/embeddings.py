@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from aggregator.admission.models import Models
 from aggregator.errors import shown
 from aggregator.request.request import Defaults
 from aggregator.scheduler.work_item import Task
-from aggregator.sources.calls.models import ServedModels, ServedTask
 from aggregator.sources.http.answer import AskedPriority, Ignored, checked_id, priority_of
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode_body
@@ -103,12 +103,12 @@ _MANY_IDS = msgspec.json.Decoder(list[list[_TokenId]])
 class Revisions:
     """Finds the model revision whose tokenizer made token ids."""
 
-    def __init__(self, models: ServedModels) -> None:
+    def __init__(self, models: Models) -> None:
         self._models = models
 
     def of_tokenizer(self, tokenizer: str, name: str, task: Task) -> str:
         """The revision to pin so that ids are read by their own tokenizer; none where all revisions have it."""
-        model: ServedTask = self._models.find(name, task)
+        model = self._models.find(name, task)
         served = {revision: each.description.tokenizer_fingerprint for revision, each in model.revisions.items()}
         fits = [revision for revision, fingerprint in served.items() if fingerprint == tokenizer]
         if not fits and served:

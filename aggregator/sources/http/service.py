@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 from typing_extensions import override
 
+from aggregator.admission.model_revision import ModelRevision
+from aggregator.admission.models import Models, ServedTask
 from aggregator.errors import Code, ModelUnavailable, TokenbatchError
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Defaults, Request
@@ -18,7 +20,6 @@ from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, GenerationCall, call_of
 from aggregator.sources.calls.load import Room
-from aggregator.sources.calls.models import ServedModels, ServedRevision, ServedTask
 from aggregator.sources.http.answer import Answer
 from aggregator.sources.http.calls import HttpCalls
 from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, read_documents, read_embed
@@ -97,7 +98,7 @@ class HttpGenerationCall(GenerationCall):
 class OpenAIService:
     """Answers the requests of all connections."""
 
-    def __init__(self, calls: HttpCalls, models: ServedModels, tracing: Tracing, *, trusts_token_ids: bool) -> None:
+    def __init__(self, calls: HttpCalls, models: Models, tracing: Tracing, *, trusts_token_ids: bool) -> None:
         self.calls = calls
         self.metrics = calls.load.metrics
         self.responses = Responses(self.metrics)
@@ -282,7 +283,7 @@ class OpenAIService:
         text = "".join(map(detokenizer.step, asked.tokens))
         exchange.answer(200, msgspec.json.encode({"prompt": text}), {})
 
-    def _served(self, name: str) -> ServedRevision:
+    def _served(self, name: str) -> ModelRevision:
         """The revision that most servers have. Raises UnknownModel or ModelUnavailable."""
         for task in Task:
             served = self._models.find(name, task).choose("", "")
