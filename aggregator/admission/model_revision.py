@@ -11,7 +11,7 @@ from typing import cast
 from aggregator.errors import InvalidRequest
 from aggregator.model_server import GeneratingModelServer, ModelServer, ServerDescription, differences
 from aggregator.request.generation import Generation
-from aggregator.request.request import Options, Request, request_of
+from aggregator.request.request import Options, Request
 from aggregator.scheduler.budget.controller import SlaGoal, SloTracker
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.generating_replica import LENGTH_SHARE, MeanLength
@@ -144,12 +144,12 @@ class ModelRevision:
         """Remove and return every open request that waits here; results of its batches in flight are dropped."""
         dispatcher = self.dispatcher
         waiting = [query for item in dispatcher.waiting() for query in item.waiters if not query.done]
-        requests = dict.fromkeys(request_of(query) for query in waiting if request_of(query).remaining)
+        requests = dict[Request, None].fromkeys(query.request for query in waiting if query.request.remaining)
         for query in waiting:
             dispatcher.queue.cancel(query)
         for batch in self.under_way if requests else ():
             for query in (query for item in batch.items for query in item.waiters):
-                if request_of(query) in requests:
+                if query.request in requests:
                     query.item = None
         return list(requests)
 

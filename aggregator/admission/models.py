@@ -11,7 +11,7 @@ from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.pending import Pending
 from aggregator.errors import UnknownModel, shown
 from aggregator.model_server import ModelServer, ServerDescription
-from aggregator.request.request import Request, request_of
+from aggregator.request.request import Request
 from aggregator.scheduler.bounds import Admission
 from aggregator.scheduler.budget.controller import SlaGoal, StepLimits
 from aggregator.scheduler.dispatcher import DispatchPolicy
@@ -186,9 +186,9 @@ class ServedTask:
         for model_revision in self.revisions.values():
             dispatcher = model_revision.dispatcher
             for query in [query for item in dispatcher.waiting() for query in item.waiters]:
-                if not query.done and gone(request_of(query)):
+                if not query.done and gone(query.request):
                     dispatcher.queue.cancel(query)
-                    taken[request_of(query)] = None
+                    taken[query.request] = None
         return list(taken)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator.errors import Code
-from aggregator.request.request import request_of
+from aggregator.request.request import Request
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Task
@@ -102,7 +102,7 @@ class Recorder:
         batched_s = max(0.0, now_s - batch.packed_s - inference_s)
         for item in batch.items[:: max(1, len(batch.items) // _SAMPLED)]:
             query = item.waiters[0]
-            request = request_of(query)
+            request: Request = query.request
             waits = Waits(batch.packed_s - query.enqueued_s, batched_s, inference_s)
             self._waits.setdefault(request.source.name, []).append(waits)
             if request.generation is not None and batch.packed_s <= request.generation.first_token_s < inf:

@@ -11,7 +11,7 @@ from aggregator.admission.models import Models, ServedTask
 from aggregator.errors import Code
 from aggregator.model_server import StepResult
 from aggregator.observability.metrics import Metrics
-from aggregator.request.request import Failure, Outcome, Request, Source, request_of
+from aggregator.request.request import Failure, Outcome, Request, Source
 from aggregator.request.vector import CompletedBatch, Vector
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.work_item import Query
@@ -148,6 +148,6 @@ def share_out(model_revision: ModelRevision, batch: Batch, result: StepResult, n
 def complete_input(query: Query, outcome: Outcome, finished: list[Request]) -> None:
     """Give one query its outcome, unless its request was given up; adds its request if that is complete."""
     query.item = None
-    request = request_of(query)
+    request: Request = query.request
     if request.remaining and request.complete_input(query.index, outcome):
         finished.append(request)

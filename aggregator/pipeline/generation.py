@@ -12,7 +12,7 @@ from aggregator.admission.model_revision import ModelRevision
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerLost
 from aggregator.model_server import GeneratingModelServer
 from aggregator.request.generation import Generation
-from aggregator.request.request import Failure, Request, request_of
+from aggregator.request.request import Failure, Request
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.replica import StepReport
@@ -58,7 +58,7 @@ class RunningSequence:
     _timer: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
-        self.request = request_of(self.item.waiters[0])
+        self.request: Request = self.item.waiters[0].request
         generation = self.request.generation
         assert generation is not None, "A generation's request has none. This is a bug."
         self.generation = generation

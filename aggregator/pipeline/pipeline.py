@@ -29,7 +29,7 @@ from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.completion import Completion, complete_input
 from aggregator.pipeline.run import BatchRunner
 from aggregator.reports.demand import DemandMeter
-from aggregator.request.request import Failure, Receive, Request, Source, request_of
+from aggregator.request.request import Failure, Receive, Request, Source
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.work_item import Query
 from aggregator.tokenizers.tokenizer import Tokenizer
@@ -232,14 +232,13 @@ class Pipeline:
 
     async def execute_batch(self, model_revision: ModelRevision, server: ModelServer, batch: Batch) -> None:
         """Send a batch, give each input its result, and complete the requests that miss no other input."""
-        queries = (query for item in batch.items for query in item.waiters)
         with self._tracing.process(
             model_revision.description.model,
             batch.batch_id,
             queries=len(batch.items),
             tokens=batch.token_count,
             attempt=batch.attempt,
-            requests=map(request_of, queries),
+            requests=(query.request for item in batch.items for query in item.waiters),
         ):
             finished = await self._runner.execute(model_revision, server, batch)
             self._has_room(model_revision)

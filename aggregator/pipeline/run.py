@@ -22,7 +22,7 @@ from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.completion import complete_input, share_out
 from aggregator.pipeline.generation import RunningSequence, first_tokens
-from aggregator.request.request import Failure, Outcome, Request, request_of
+from aggregator.request.request import Failure, Outcome, Request
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Task, WorkItem
@@ -180,9 +180,9 @@ class BatchRunner:
 
     def _poison(self, model_revision: ModelRevision, item: WorkItem, attempts: int) -> list[Request]:
         """Fail an item that makes engines fail, and refuse it from now on; returns the requests that this completes."""
-        generation = request_of(item.waiters[0]).generation
-        if generation is not None:
-            model_revision.dispatcher.retries.quarantine(generation.prompt_ids, self.clock())
+        request: Request = item.waiters[0].request
+        if request.generation is not None:
+            model_revision.dispatcher.retries.quarantine(request.generation.prompt_ids, self.clock())
         return _completed(item, replace(_POISON, attempts=attempts))
 
 

@@ -233,11 +233,6 @@ class Request:
         return True
 
 
-def request_of(query: Query) -> Request:
-    """The request that a queued input belongs to; the scheduler knows it only as an object."""
-    return query.owner  # type: ignore[return-value]  # a call of `cast` takes as long as all of this
-
-
 KAFKA, REDIS, GRPC, HTTP = "kafka", "redis", "grpc", "http"
 """Names of sources."""
 

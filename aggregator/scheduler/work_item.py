@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import Any
 
 ID_BYTES = 4
 """Of a token id, and of a mark behind the ids."""
@@ -27,12 +28,12 @@ class Task(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Query:
-    """One input of a request (`owner`) that waits for its vector: what `item` computes, None before and afterwards.
+    """One input of a `request` that waits for its vector: what `item` computes, None before and afterwards.
 
     Times are monotonic seconds; a deadline of `inf` means none. `start_tag`: of its turn among tenants, if it had one.
     """
 
-    owner: object
+    request: Any  # an `aggregator.request.request.Request`, of which the scheduler knows nothing
     index: int
     priority: Priority
     tenant: str

@@ -6,7 +6,6 @@ import asyncio
 import gc
 
 from aggregator.errors import Code
-from aggregator.request.request import request_of
 from aggregator.scheduler.work_item import Query
 from aggregator.sources.kafka.decode import record_of
 from tests.support.fake_source import KAFKA
@@ -116,7 +115,7 @@ async def test_calls_that_were_answered_leave_nothing_to_the_collector_of_cycles
     try:
         async with FakedPipeline(new_engine()).started() as faked:
             answered = {(await faked.embed(f"{number}")).request_id for number in range(50)}
-            kept = {request_of(one).request_id for one in gc.get_objects() if type(one) is Query}
+            kept = {one.request.request_id for one in gc.get_objects() if type(one) is Query}
     finally:
         gc.enable()
     assert len(answered) == 50

@@ -91,7 +91,7 @@ def test_texts_are_counted_and_ids_are_taken_as_they_are_each_in_its_place() -> 
     assert intake.put(one) == []
     assert intake.queued() == [ids(1, 10, 11, 2), ids(1, 5, 2), ids(1, 12, 2)]
     assert intake.counting.calls == [["10 11", "12"]]
-    assert [(query.index, query.owner) for query in one.queries] == [(0, one), (1, one), (2, one)]
+    assert [(query.index, query.request) for query in one.queries] == [(0, one), (1, one), (2, one)]
     assert [query.item.token_count for query in one.queries if query.item] == [4, 3, 3]
     assert (one.token_count, one.admitted, intake.admission.total) == (10, True, 10)
     assert one.held is not None
@@ -107,7 +107,7 @@ def test_several_requests_are_counted_in_one_call_and_each_gets_its_own() -> Non
     assert second.queries == ()  # nobody can go away who came by Kafka
     assert intake.queue.next_deadline_s() == NOW_S + 5.0
     waiting = [query for item in intake.queue.items() for query in item.waiters]
-    assert {(query.owner, query.enqueued_s, query.priority) for query in waiting} == {
+    assert {(query.request, query.enqueued_s, query.priority) for query in waiting} == {
         (one, 100.0, Priority.DEFAULT) for one in (first, second)
     }
 
