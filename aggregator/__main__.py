@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(title="instead of serving", metavar="COMMAND")
     purpose = "put dead letters back on their Kafka topics, after a fix"
-    command = commands.add_parser("redrive", help=purpose, description=purpose.capitalize())
+    command = commands.add_parser("redrive", help=purpose, description=purpose.replace("put", "Put", 1))
     redrive.add_arguments(command)
     command.set_defaults(run=redrive.run)
     options = parser.parse_args(arguments)

@@ -54,7 +54,7 @@ from k8s.process.monitoring import Heartbeat
 from k8s.process.settings import as_text
 
 _LOG = logging.getLogger(__name__)
-_CLOSE_TIMEOUT_S = 5.0
+_CLOSE_TIMEOUT_S = 5.0  # to commit and disconnect; twice of it is kept of the grace period
 _CLAIMED_BATCHES = 8
 """For each server: one runs, one is staged, some are on their way, and the rest is there to choose from."""
 _STALLED_S = 10.0

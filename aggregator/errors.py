@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from typing import ClassVar
 
-_MOST_SHOWN = 64
+_MOST_SHOWN = 64  # characters
 
 
 def shown(text: str) -> str:
@@ -73,7 +73,7 @@ class Undecodable(RequestError):
 
 
 class NotPermitted(RequestError):
-    """A reply topic outside the allow list."""
+    """A reply topic or list outside the allow list."""
 
     code = Code.PERMISSION_DENIED
 
@@ -174,5 +174,5 @@ def stray_cancellation_as(error: Exception) -> Generator[None]:
 
 async def unless_cancelled(work: Awaitable[None]) -> None:
     """Await work that lasts; raises RuntimeError if a library cancels it."""
-    with stray_cancellation_as(RuntimeError("work was cancelled that nobody cancelled")):
+    with stray_cancellation_as(RuntimeError("a library cancelled this work (stray CancelledError)")):
         await work

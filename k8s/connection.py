@@ -18,9 +18,9 @@ from urllib3.exceptions import HTTPError
 from k8s.api import KubernetesError, Object, slices_of
 from k8s.process.errors import StartError
 
-_TIMEOUT_S = 10.0
-_CONNECT_S = 5.0
-_WATCH_S = 240
+_TIMEOUT_S = 10.0  # no stop waits longer for the network
+_CONNECT_S = 5.0  # a server that is there answers within a round trip
+_WATCH_S = 240  # then it lists anew, which repairs a missed event
 _WATCH_SILENCE_S = 90.0  # a bookmark comes every minute
 _MERGE = "application/merge-patch+json"
 _APPLY = "application/apply-patch+yaml"  # JSON is YAML, too

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 SCHEME = "k8s://"
 _ADDRESS = re.compile(r"k8s://(?P<service>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+):\d+")
-_FIRST_DELAY_S = 0.2
-_LONGEST_DELAY_S = 5.0
+_FIRST_DELAY_S = 0.2  # one error is no outage
+_LONGEST_DELAY_S = 5.0  # new pods wait for it after an outage
 _GONE = 410
 
 

@@ -47,8 +47,8 @@ NEAR = "what is the distance from the earth to the moon"
 FAR = "who wrote the first symphony"
 SENTENCES = [QUESTION, NEAR, FAR]
 _NORM_TOLERANCE = 0.02
-_RETRY_S = 1.0
-_TEXT_TOKENS = 8
+_RETRY_S = 1.0  # pods start
+_TEXT_TOKENS = 8  # more than one step
 
 Vector = npt.NDArray[np.float32]
 

@@ -48,7 +48,7 @@ class Steps(Protocol[C_contra]):
 
     @property
     def failures(self) -> int:
-        """Steps that have failed since the last one that did not."""
+        """Consecutive failed steps."""
         ...
 
     def open(self, engine: C_contra) -> None: ...

@@ -48,7 +48,7 @@ POOLS_IN_CODE = frozenset({"jina_embeddings_v5"})
 _UNLIMITED = 1e9
 """Tokens: transformers writes 1e30 for a tokenizer without a limit."""
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
-_SAMPLES, _SAMPLE_BYTES = 32, 4096
+_SAMPLES, _SAMPLE_BYTES = 32, 4096  # a digest of gigabytes would take minutes
 _QUERY_PROMPTS = ("query", "s2p_query", "search_query")
 _DOCUMENT_PROMPTS = ("document", "passage", "search_document")
 

@@ -32,7 +32,7 @@ TEXTS = (
 )
 """Texts on which tokenizers of the same vocabulary differ."""
 _PAIR = ("how many?", "as many as there are")
-_ADDED_TOKENS = 500
+_ADDED_TOKENS = 500  # some models add thousands
 _SHOWN = 12
 _BLANKS = str.maketrans("Ġ▁", "  ")
 """How vocabularies write a blank."""
@@ -61,7 +61,7 @@ def compare_tokenizer(files: ModelFiles, *, trust_remote_code: bool) -> None:
         ours = served.encode(text).ids
         theirs = reference(text, truncation=False, padding=False, verbose=False)["input_ids"]
         if ours != theirs:
-            raise CannotStart(_told(files, text, ours, theirs))
+            raise CannotStart(_difference(files, text, ours, theirs))
     if files.scores:
         _compare_pair(files, served, reference)
 
@@ -71,7 +71,7 @@ def _compare_pair(files: ModelFiles, served: Tokenizer, reference: Any) -> None:
     ours = served.encode(*_PAIR)
     theirs = reference(*_PAIR, truncation=False, padding=False, verbose=False)
     if ours.ids != theirs["input_ids"]:
-        raise CannotStart(_told(files, " and ".join(_PAIR), ours.ids, theirs["input_ids"]))
+        raise CannotStart(_difference(files, " and ".join(_PAIR), ours.ids, theirs["input_ids"]))
     typed = joins_with_token_types(files)
     if any(theirs.get("token_type_ids", ())) is not typed or (typed and ours.type_ids != theirs["token_type_ids"]):
         raise CannotStart(
@@ -150,7 +150,7 @@ def _reference(files: ModelFiles, *, trust_remote_code: bool) -> Any:
     return reference
 
 
-def _told(files: ModelFiles, text: str, ours: Sequence[int], theirs: Sequence[int]) -> str:
+def _difference(files: ModelFiles, text: str, ours: Sequence[int], theirs: Sequence[int]) -> str:
     same = next((i for i, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), len(ours))
     start = min(same, len(theirs))
     return (

@@ -21,8 +21,11 @@ from aggregator.scheduler.dispatcher import Dispatcher
 from aggregator.scheduler.generating_replica import first_token_in_s
 from aggregator.scheduler.replica import Replica
 
-_TICK_S = 1e-6
-_SHORTEST_RETRY_S, _LONGEST_RETRY_S = 0.02, 120.0
+_TICK_S = 1e-6  # no replica is infinitely fast
+_SHORTEST_RETRY_S, _LONGEST_RETRY_S = (
+    0.02,
+    120.0,
+)  # a round trip; no figure holds for longer
 _MESSAGES = {
     Bound.MODEL: "the queue is full: try again later",
     Bound.TENANT: "the queue holds this tenant's share: try again later, or send less",
@@ -78,7 +81,7 @@ class AdmissionLimits:
         self._quotas.charge(request.tenant, token_count, now_s)
 
     def _overloaded(self, message: str, room_s: float, open_s: float) -> Overloaded:
-        """The error with a retry delay from `room_s` (room for one) to `open_s` later (room for all), by chance.
+        """The error with a random retry delay: from `room_s`, when this call fits, to `open_s` later, when all do.
 
         It does not depend on the deadline of the call.
         """

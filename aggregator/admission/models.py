@@ -26,7 +26,7 @@ CALLS_WAIT_S = 60.0
 """How long calls wait for a server since the last one left, or since the start; later calls are refused at once."""
 
 OTHER_TASK_S = 5.0
-"""How long a task without a server waits after servers of another one have come, because its own may come, too."""
+"""Grace period: requests for a task wait this long after the first server of another task of their model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class ServedTask:
 
     @property
     def holds_calls(self) -> bool:
-        """Whether gRPC calls wait here or are computed."""
+        """Whether calls, by gRPC or HTTP, wait here or are computed."""
         return self.model.admission.holds_calls or self.pending.calls > 0
 
     def choose(self, revision: str, request_id: str) -> ModelRevision | None:
@@ -163,7 +163,7 @@ class ServedTask:
     def servers_changed(self, now_s: float) -> list[Request]:
         """Remove and return the requests to route again, because only another revision has servers now.
 
-        Requests that are being counted or computed for the old revision may come back later: see its `retired`.
+        Requests that are being counted or computed finish on the old revision, or return later: see its `retired`.
         """
         if not self.available:
             if self.unavailable_since_s is None:

@@ -24,8 +24,8 @@ KEPT_S = 60.0
 """Recording goes on for this time after the last look: a page that is loaded again shows what it showed before."""
 MOST_BATCHES = 512
 """Batches that are kept of each model server."""
-MOST_REPLICAS = 256
-_MOST_NEW = 8192
+MOST_REPLICAS = 256  # pods come and go under new addresses: bounds the memory
+_MOST_NEW = 8192  # batches between two looks of the page, half a second apart
 _LOOKS_S = 2.0
 """Latencies are kept while somebody looks at least this often."""
 _SAMPLED = 8

@@ -15,12 +15,12 @@ from typing import Protocol
 import msgspec
 
 _LOG = logging.getLogger(__name__)
-MOST_VIEWERS = 256
-EVERY_S = 0.5
+MOST_VIEWERS = 256  # one thread writes to all of them, each event to each
+EVERY_S = 0.5  # bars move smoothly, and reading the state costs 0.7 % of a core
 _STUCK_S = 15.0
 """A browser that reads nothing for this time is disconnected; it connects again by itself."""
-_SEND_BUFFER_BYTES = 64 * 1024
-_GONE_MS = 20_000
+_SEND_BUFFER_BYTES = 64 * 1024  # a browser that does not read fills it, and is noticed
+_GONE_MS = 20_000  # the kernel gives up on a host that vanished
 _HEADERS = (
     b"HTTP/1.0 200 OK\r\n"
     b"Content-Type: text/event-stream; charset=utf-8\r\n"

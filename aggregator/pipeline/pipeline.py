@@ -107,7 +107,7 @@ class Pipeline:
             await asyncio.wait(self._receiving)
         await self._completion.drained()
 
-    # 1. Receive: records from Kafka, calls from gRPC.
+    # 1. Receive: requests from any source.
 
     async def receive(self, source: Source, receive: Receive) -> None:
         while requests := await receive():
@@ -300,7 +300,7 @@ class Pipeline:
         self._completion.pause_sources()
 
     async def _refuse(self, served: ServedTask) -> None:
-        """Refuse what waits for a task once it is refused, unless a server comes."""
+        """Refuse waiting requests at the end of the task's grace period, unless a server comes."""
         while self._clock() < served.refused_from_s < inf:  # noqa: ASYNC110 - a clock calls nobody
             await asyncio.sleep(served.refused_from_s - self._clock())
         if served.refused_from_s < inf:

@@ -141,8 +141,8 @@ def _progress(counts: Redriven) -> Callable[[], None]:
 
 
 def _result(plan: RedrivePlan, counts: Redriven) -> Iterator[str]:
-    told = ": nothing was written" if plan.dry else ""
-    yield f"Dead letters of {plan.letters_topic} at {plan.kafka.bootstrap_servers}{told}"
+    note = ": nothing was written" if plan.dry else ""
+    yield f"Dead letters of {plan.letters_topic} at {plan.kafka.bootstrap_servers}{note}"
     rows = [
         ("dead letters read", counts.read),
         ("would go back" if plan.dry else "put back", counts.put_back),

@@ -13,7 +13,7 @@ from aggregator.sources.kafka.decode import REDRIVES
 from aggregator.sources.kafka.offsets import Header, Record
 
 _PREFIX = "dlt-"
-_MOST_DIGITS = 9
+_MOST_DIGITS = 9  # int() takes time that grows with the square of the digits
 _VERSION = "1:"
 _MOST_CHARACTERS = 4000
 """Of 4096 that a broker takes by default (offset.metadata.max.bytes)."""
@@ -116,16 +116,16 @@ class Offsets:
     def metadata(self) -> str:
         """The metadata to commit beside the position; empty when nothing behind it was put back.
 
-        What does not fit is left out from the far end: those dead letters would be put back again.
+        A mark that is too long loses its far end: those dead letters would be put back again.
         """
         last = max(self._done, default=self.position)
         while True:
-            told = self._told(last)
-            if len(told) <= _MOST_CHARACTERS:
-                return told
+            text = self._text(last)
+            if len(text) <= _MOST_CHARACTERS:
+                return text
             last = self.position + (last - self.position) * 3 // 4
 
-    def _told(self, last: int) -> str:
+    def _text(self, last: int) -> str:
         """The offsets up to `last`, as compressed bits."""
         bits = bytearray((last - self.position) // 8 + 1)
         for offset in self._done:

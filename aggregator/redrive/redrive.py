@@ -19,11 +19,11 @@ from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import client_options, topics_seen
 from aggregator.sources.kafka.offsets import Record
 
-_MOST_AT_ONCE = 500
-_POLL_MS = 200
-_COORDINATOR_S = 30.0
-_RETRY_S = 0.5
-_REQUEST_BYTES = 64 * 1024 * 1024
+_MOST_AT_ONCE = 500  # bounds what is put back twice after a crash
+_POLL_MS = 200  # between two looks at whether to stop
+_COORDINATOR_S = 30.0  # for the coordinator of a cluster's very first group
+_RETRY_S = 0.5  # as often as Kafka's own clients ask
+_REQUEST_BYTES = 64 * 1024 * 1024  # the broker's limit decides
 _UNSEEN = "not there, or not for this client to see"
 
 

@@ -20,7 +20,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 _FLOAT32 = np.dtype("<f4")
 _CODES = frozenset(Code) - {Code.OK}
-_MESSAGE_SLACK_BYTES = 64 * 1024
+_MESSAGE_SLACK_BYTES = 64 * 1024  # for everything in an answer but its vectors
 _TASKS = {"embed": Task.EMBED, "generate": Task.GENERATE, "rank": Task.SCORE, "classify": Task.SCORE}
 _RULES = frozenset(rule.value for rule in Rule)
 

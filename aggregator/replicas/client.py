@@ -40,7 +40,7 @@ _OPTIONS = (
 )
 _HEALTH = "grpc.health.v1.Health"
 _SERVICE = "modelserver.v1.ModelServer"
-_MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
+_MAX_TOKENIZER_BYTES = 256 * 1024 * 1024  # files of large vocabularies take tens of MB
 _TOO_LARGE = "larger than max"  # gRPC's own refusal of a message, before or after the wire
 
 

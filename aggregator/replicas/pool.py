@@ -166,7 +166,7 @@ class ModelServerWatch:
             await self.client.close(self.policy.close_grace_s)
 
     def suspect(self, server: ModelServer) -> None:
-        """If it is this server, remove it now; it is probed before it joins again."""
+        """Remove the server at once, if it is still the one here; it is probed before it joins again."""
         if server is self._server:
             self._withdraw("a batch failed there")
             self._suspected.set()

@@ -20,8 +20,8 @@ from protos.aggregator.v1 import aggregator_pb2 as pb
 from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
 
 _RECENT_TOKENS = 1_000_000.0
+"""After this many tokens the earlier ones count half in the shares of the tasks."""
 _MOST_CONNECTIONS = 64  # scalers have one each
-"""After this many tokens the earlier ones count half in what the tasks' shares are known by."""
 
 
 class DemandMeter:

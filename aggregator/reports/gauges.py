@@ -12,7 +12,7 @@ from aggregator.scheduler.replica import STATES
 from aggregator.scheduler.work_item import Priority
 from k8s.process.metrics_buffer import Instrument, Labels
 
-_TIMEOUT_S = 1.0
+_TIMEOUT_S = 1.0  # an event loop that is later than this shows its last values
 
 Values = Mapping[Instrument, Mapping[Labels, float]]
 """Of each gauge, the present value of each series; an unknown value has no series."""

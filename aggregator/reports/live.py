@@ -42,7 +42,7 @@ from protos.aggregator.v1 import aggregator_pb2 as pb
 _TIMEOUT_S = 1.0  # a loop that is silent for longer is worth a line on the page
 _STATES = 10
 """Events, 5 s, whose states decide what the bottleneck is: one alone would make the sentence flicker."""
-_MOST_LANES, _MOST_PARTITIONS = 64, 64
+_MOST_LANES, _MOST_PARTITIONS = 64, 64  # as many as fit a screen
 
 
 class LiveFeed(Feed):

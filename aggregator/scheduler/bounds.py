@@ -14,11 +14,11 @@ FACTOR = 4.0
 
 
 def excess(held: int, amount: int, free: int, factor: float = FACTOR) -> float:
-    """How much of what one holder has must be released until `amount` more fits its share; 0 or less: it fits now.
+    """How much one holder must release until `amount` more fits its share; 0 or less: it fits now.
 
     A share is `factor` times what is free (Choudhury and Hahne, "Dynamic queue length thresholds", 1998): one holder
     alone can have `factor / (factor + 1)` of the limit, and with any number of holders some of it stays free.
-    What is released is taken from what is held, and added to what is free.
+    Each release lowers the amount held, and raises the amount free.
     """
     return (held + amount - factor * free) / (1.0 + factor)
 
@@ -61,7 +61,7 @@ class SharedBound:
             held[holder] = held.get(holder, 0) + amount
 
     def also_count_for(self, holder: str, amount: int) -> None:
-        """Count `amount`, which was taken already, for one more holder."""
+        """Attribute an `amount` that is held already to one more holder."""
         self._held[holder] = self._held.get(holder, 0) + amount
 
     def give_back(self, holders: Iterable[str], amount: int) -> None:
@@ -76,20 +76,20 @@ class SharedBound:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
-    """`max_tokens`: the limit of one model. Kafka intake of a priority class stops at its share of it.
+    """`max_tokens`: the limit of one model. Intake of a priority class from brokers stops at its share of it.
 
     Intake starts again below `resume_share` of where it stopped (hysteresis); so do the calls of a tenant. These may
     hold `tenant_factor` times as many tokens as are free.
     """
 
     max_tokens: int
-    kafka_shares: tuple[float, float, float] = (1.0, 0.75, 0.5)
+    intake_shares: tuple[float, float, float] = (1.0, 0.75, 0.5)
     resume_share: float = 0.8
     tenant_factor: float = FACTOR
 
 
 class Bound(StrEnum):
-    """The limit that the tokens of a call do not fit."""
+    """Which limit refused a call."""
 
     MODEL = "model"  # the model holds as many tokens as it may
     TENANT = "tenant"  # the tenant holds its share; the rest is kept for others
@@ -123,7 +123,7 @@ class Admission:
 
     @property
     def holds_calls(self) -> bool:
-        """Whether some of them are of gRPC calls."""
+        """Whether some of them are of calls, by gRPC or HTTP."""
         return self._calls.holders > 0
 
     def full(self, tenant: str, token_count: int) -> Full | None:
@@ -164,7 +164,7 @@ class Admission:
         return self._drain.tokens_per_s(self.released, now_s)
 
     def charge(self, token_count: int, tenant: str = "", *, refusable: bool) -> None:
-        """Count the tokens of a request in. A request that is not `refusable` always fits: its source pauses before."""
+        """Count the tokens of a request in. Requests of brokers are not `refusable`: their source is paused instead."""
         self.total += token_count
         if refusable:
             self._calls.take((tenant,), token_count)
@@ -188,7 +188,7 @@ class Admission:
             before, resume_share = self._stopped, self._policy.resume_share
             limits = {
                 priority: share * self._policy.max_tokens
-                for priority, share in zip(Priority, self._policy.kafka_shares, strict=True)
+                for priority, share in zip(Priority, self._policy.intake_shares, strict=True)
             }
             self._stopped = frozenset(
                 priority

@@ -16,7 +16,7 @@ from aggregator.scheduler.work_item import Priority, Query, WorkItem
 
 _DOUBLES_S = 60.0
 """A hang costs a time-out and a rejoin, some ten seconds; it must stay a small share of what is done between."""
-_MOST_DOUBLINGS = 30.0
+_MOST_DOUBLINGS = 30.0  # more would overflow, and limit nothing
 _MOST_SHARED = 2.0
 """Less urgent inputs make the step of interactive ones at most so many times as long."""
 _ANY = 1 << 30

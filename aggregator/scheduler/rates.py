@@ -90,7 +90,7 @@ class Arrivals:
             self._inputs = 0.0
 
 
-_BUSY_WINDOW_S = 15.0
+_BUSY_WINDOW_S = 15.0  # a usual scrape interval
 
 
 class BusyShare:
@@ -115,8 +115,8 @@ class BusyShare:
         return min(1.0, max(0.0, (cpu_s - first_cpu_s) / (now_s - first_s))) if now_s > first_s else 0.0
 
 
-_FIRST_WINDOW_S, _WINDOW_S = 0.2, 1.0
-_FORGET_S = 5.0
+_FIRST_WINDOW_S, _WINDOW_S = 0.2, 1.0  # a first figure soon, then one that a single batch does not sway
+_FORGET_S = 5.0  # seconds between refusals, after which the load may be another
 
 
 class Drain:

@@ -116,7 +116,7 @@ class RedisSettings(Group):
             raise ValueError("a Cluster has only database 0")
         names = [stream.name for stream in self.streams]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"{', '.join(twice)}: a stream is read once")
+            raise ValueError(f"{', '.join(twice)}: configured twice; a stream is read once")
         if both := sorted({self.replies_of(stream) for stream in self.streams} & {*names}):
             raise ValueError(f"{', '.join(both)}: replies need a stream that is not read")
         return self

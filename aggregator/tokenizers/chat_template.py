@@ -43,7 +43,7 @@ class ChatTemplate:
         except InvalidRequest:
             raise
         except TemplateError as error:  # the template made the message, and may quote the chat
-            raise InvalidRequest(f"the model's chat template does not take these messages: {_told(error)}") from None
+            raise InvalidRequest(f"the model's chat template does not take these messages: {_reason(error)}") from None
         except Exception as error:  # noqa: BLE001 - a template is a program, and raises anything
             kind = type(error).__name__
             raise InvalidRequest(f"the model's chat template does not take these messages: {kind}") from None
@@ -83,5 +83,5 @@ def _now(form: str) -> str:
     return datetime.now().strftime(form)  # noqa: DTZ005 - as transformers has it: the local time
 
 
-def _told(error: TemplateError) -> str:
+def _reason(error: TemplateError) -> str:
     return (error.message or type(error).__name__)[:200]

@@ -31,7 +31,7 @@ SAMPLE_EVERY = 256
 _ONE_BY_ONE_BELOW = 16  # a batch call starts threads: up to here single calls are cheaper
 _ASCII = "".join(chr(code) for code in range(0x20, 0x7F))
 _EDGES = ("", " ", "  ", "a" * 99, "a" * 100, "a" * 101, "a" * 5000, "x " * 600, "Who's 3.14%? it's $5-a_day!!")
-_RANDOM_TEXTS, _MAX_RANDOM_LENGTH = 400, 120
+_RANDOM_TEXTS, _MAX_RANDOM_LENGTH = 400, 120  # with the vocabulary's pieces 1,200 texts, checked in 0.2 s
 _VOCABULARY_WORDS, _WORDS_PER_TEXT = 4000, 10
 
 

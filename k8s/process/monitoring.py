@@ -34,7 +34,7 @@ Write = Callable[[int, str, bytes, Mapping[str, str]], None]
 
 Check = Callable[[], str | None]
 """Returns why the check fails, or None. Called on another thread than the event loop's."""
-_BEAT_S = 1.0
+_BEAT_S = 1.0  # time-outs of the loop are 10 s and more
 
 
 @dataclass(slots=True)

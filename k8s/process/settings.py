@@ -27,7 +27,7 @@ from typing_extensions import override
 from k8s.process.errors import StartError
 
 _SERVICE_LINK = re.compile(r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_\w+)", re.ASCII)
-"""What Kubernetes puts into a pod's environment for a Service of the same name."""
+"""Variables that Kubernetes sets in a pod for a Service of the same name."""
 
 
 class Group(BaseModel):

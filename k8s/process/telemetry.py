@@ -36,7 +36,7 @@ from k8s.process.metrics_buffer import MetricsBuffer
 from k8s.process.monitoring import Health, MonitoringServer, Pages
 
 _SCOPE = "tokenbatch"
-_LAST_EXPORT_S = 3.0
+_LAST_EXPORT_S = 3.0  # a collector that is gone must not hold up the end
 
 
 class TelemetrySettings(BaseModel):
@@ -56,7 +56,7 @@ class TelemetrySettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """What `start` started.
+    """The parts that `start` started.
 
     `traces`: whether spans are exported; if not, `tracer` makes none.
     """

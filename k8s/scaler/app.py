@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from k8s.connection import Kubernetes
 
 _LOG = logging.getLogger(__name__)
-_CHECKED_EVERY_S = 30.0
-_GRACE_S = 3.0
+_CHECKED_EVERY_S = 30.0  # another release may have changed the registration
+_GRACE_S = 3.0  # for calls in flight
 
 
 class Scaler:

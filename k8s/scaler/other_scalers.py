@@ -20,7 +20,7 @@ from k8s.scaler.published import OWN_REQUIRED_REPLICAS, SCALER, UnknownMetric, V
 from protos.keda import externalscaler_pb2 as pb
 from protos.keda import externalscaler_pb2_grpc as pb_grpc
 
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 5.0  # the HPA waits for it meanwhile
 _PORT = 50071
 _SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 

@@ -98,7 +98,9 @@ class Published:
     def _own(self, model: str) -> float:
         figure = self._figure(model)
         if not figure.saw_scale_up:
-            raise StaleInputError(f"this replica does not know why the pending pods of {model} were asked for")
+            raise StaleInputError(
+                f"this scaler started while pods of {model} were pending: no figure until they are ready"
+            )
         return figure.required_replicas
 
     def _lag(self, model: str) -> float:

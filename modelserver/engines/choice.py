@@ -32,9 +32,9 @@ _LISTED = re.compile(r"(Supported architectures: dict_keys|The available paramet
 """Lists of hundreds of names at the end of vLLM's errors, and what pydantic adds."""
 _LONGEST_REASON = 400
 _SCORES = frozenset((Task.RANK, Task.CLASSIFY))
-_SYNTHETIC_STEP_TOKENS = 8192
+_SYNTHETIC_STEP_TOKENS = 8192  # as of a model on a GPU
 _SYNTHETIC_SEQUENCES = 256
-_SYNTHETIC_KV_TOKENS = 1 << 18
+_SYNTHETIC_KV_TOKENS = 1 << 18  # 256 sequences of 1,024 tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,7 @@ class NewTokens:
     """The new tokens that one step gave one sequence. `finished`: these are its last ones.
 
     `length`: it reached max_tokens or the model's limit; otherwise it stopped. `stop_tokens`: of its last tokens, how
-    many are not text. `vector`: of an embedding, float32 [dimensions], not normalised; its tokens mean nothing.
+    many are not text. `vector`: of an embedding, float32 [dimensions], not normalised; then the tokens are meaningless.
     """
 
     name: str

@@ -91,7 +91,7 @@ class VectorModules(nn.Module):  # type: ignore[misc]  # torch is without types 
         return [next(begun(query), 0) for query in queries]
 
     def rows(self, lengths: IdArray, queries: Sequence[Sequence[int]], spans: Spans | None) -> Rows:
-        """What is pooled of queries of these lengths, on the CPU; `queries`: their tokens, if there are `prompts`."""
+        """The pooled rows of queries of these lengths, on the CPU; `queries`: their tokens, if there are `prompts`."""
         places, sizes = (None, lengths) if spans is None else spans.tokens(lengths)
         segments = np.repeat(np.arange(sizes.size), sizes) if self.needs_segments else None
         left_out = None

@@ -1,6 +1,6 @@
 """The modules after a model's transformer, as sentence-transformers saved them: every key is known, or refused.
 
-What a key means, and what a missing one means, is as sentence-transformers 6.2 reads it.
+A key, and a missing key, means the same as in sentence-transformers 6.2.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def _run(
     step_tokens: int,
     part: int,
 ) -> _Found:
-    """Half of the generations run for two steps before the rest begins."""
+    """Half of the generations run two steps ahead of the rest, so that steps mix decoding and prefill."""
     found = _Found()
     names = list(generations)
 
@@ -208,7 +208,7 @@ def _agree(apart: Ids, mixed: Ids, logprobs: Sequence[Logprobs], slack: float) -
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsAlone:
-    """What `prepare` makes runs in one step, or in several if the engine has not the room."""
+    """The prepared queries run in one step, or in several if the engine has not the room."""
 
     engine: Generator
 

@@ -15,8 +15,8 @@ from protos.modelserver.v1 import modelserver_pb2 as pb
 _SEQUENCES = (1, 4, 16, 32)
 _PROMPTS = (32, 128, 512, 1024)
 _STEPS = 5
-_PROMPT_TOKENS = 16
-_LEAST_S = 1e-7
+_PROMPT_TOKENS = 16  # a short prompt: steps are to decode
+_LEAST_S = 1e-7  # a cost of zero would divide by zero
 
 
 def measure(engine: Generator, clock: Callable[[], float] = time.perf_counter) -> StepCost:

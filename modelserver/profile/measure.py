@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 
 _SEED = 20_240_501
 _SMALLEST_TOTAL = 8
-_SHORTEST_S = 1e-9
-_LOG_EVERY_S = 2.0
+_SHORTEST_S = 1e-9  # a clock may not move between two readings
+_LOG_EVERY_S = 2.0  # a line of progress
 _SIZES = 6
 _WORTH = 0.99
 """Of the best throughput. Where larger batches gain nothing, as past a hinge, this is met at the saturation point."""

@@ -22,10 +22,10 @@ THROUGHPUT_SHARE = 0.9
 FLAT_RISE = 1.05
 """A curve that rises less than this from one token to max_tokens is flat."""
 
-_MIN_TOTALS = 4
+_MIN_TOTALS = 4  # a hinge has three parameters
 _HUBER = 2.0
 _REWEIGHTINGS = 4
-_MIN_SPREAD = 1e-6
+_MIN_SPREAD = 1e-6  # of exact figures, as those of a synthetic engine
 _CONSTANT, _LINE, _HINGE = 1, 2, 3
 """Parameters of a shape, by its kind."""
 _PENALTY_PER_PARAMETER = 6.0

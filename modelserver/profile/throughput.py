@@ -30,7 +30,7 @@ _SEED = 20_240_502
 _ROUNDS = 3
 _BATCHES = 4
 """Of one size in a round; two are out at a time, as an aggregator sends them."""
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 60.0  # a full batch on a slow CPU takes seconds
 
 
 async def with_backlog(profile: Profile, queue: StepQueue, description: Description) -> Profile:

@@ -156,7 +156,7 @@ class EmbeddingBatches:
 
     @property
     def room_tokens(self) -> int:
-        """Tokens of embeddings that a step as the last one has room for."""
+        """Tokens of embeddings that would have fitted the last step."""
         return self._room
 
     def open(self, engine: Generator, wake: Callable[[], None]) -> None:

@@ -25,7 +25,7 @@ _LEAST_PROMPT_TOKENS = 16
 """Of every step, however many decode: else a new sequence would never begin."""
 _SCALE_WEIGHT = 0.1
 _SLOWEST, _QUICKEST = 3.0, 0.3
-_MIN_LENGTHS = 30
+_MIN_LENGTHS = 30  # below it mean and variance are guesses
 _MEMORY_LENGTHS = 1000
 _OVERFLOW = 0.05
 """epsilon_M; in trials, neither form gained by another value."""

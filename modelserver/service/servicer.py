@@ -24,7 +24,7 @@ from modelserver.service.tracing import BatchSpan, no_span
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 
-_CHUNK_BYTES = 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024  # below gRPC's default limit of 4 MiB
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 

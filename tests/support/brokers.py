@@ -1,4 +1,4 @@
-"""Brokers behind a source, told apart by nobody who uses them through this: Kafka, in memory and real, and Redis."""
+"""One interface over the brokers behind a source: Kafka, in memory and real, and Redis."""
 
 from __future__ import annotations
 

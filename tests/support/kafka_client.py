@@ -1,4 +1,4 @@
-"""Where a test sits: it produces records as any client would, and reads what comes back, byte for byte."""
+"""A plain Kafka client for tests: it produces records and reads replies, byte for byte."""
 
 from __future__ import annotations
 

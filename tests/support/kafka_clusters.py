@@ -1,4 +1,4 @@
-"""The in-memory Kafka and a real one, told apart by nobody who uses them through this."""
+"""One interface over the in-memory Kafka and a real one."""
 
 from __future__ import annotations
 

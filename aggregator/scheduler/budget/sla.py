@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_MIN_EVIDENCE = 4
+_MIN_EVIDENCE = 4  # steps, before a quantile of theirs decides
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,12 @@ from k8s.process.errors import StartError
 _LOG = logging.getLogger(__name__)
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _DIGEST_PREFIX = "sha256:"
-_LEEWAY_S = 30.0
+_LEEWAY_S = 30.0  # clocks of identity providers may differ by this
 _ALGORITHMS = ("RS256", "ES256", "EdDSA")
 """Signatures with a public key that identity providers give; none that a shared secret makes."""
-_MAX_REMEMBERED = 4096
-_MAX_TENANTS = 4096
-_LONGEST_KEPT = 256
+_MAX_REMEMBERED = 4096  # checked tokens; above it all are checked again
+_MAX_TENANTS = 4096  # callers may invent tenants
+_LONGEST_KEPT = 256  # characters: a longer name is served, and not kept
 _FAIRNESS_ID, _OBJECTIVE = "x-gateway-inference-fairness-id", "x-gateway-inference-objective"
 """Headers of the Gateway API's inference extension."""
 _OBJECTIVES = {priority.name.lower(): priority for priority in Priority}

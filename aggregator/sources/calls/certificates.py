@@ -18,12 +18,12 @@ _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_CHECK_EVERY_S = 1.0
+_CHECK_EVERY_S = 1.0  # a rotated Secret appears within a minute anyway
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
 class WatchedFiles(Generic[T]):
-    """What `read` makes of some files; they are read again after a change.
+    """The result of `read` for some files; they are read again after a change.
 
     `get` checks the files, at most every second, by time, size and inode, so that it sees switched links
     (Secrets of Kubernetes) as well. While they cannot be read, as in a rotation, the last one stays. Thread-safe.
@@ -77,7 +77,7 @@ def _stamp(paths: Sequence[Path]) -> _Stamp:
 
 
 def watch_certificates(settings: TlsSettings, read: Callable[[Path, Path, Path | None], T]) -> WatchedFiles[T] | None:
-    """What `read` makes of certificate, key and CA of clients; None without TLS. Raises StartError.
+    """The result of `read` for certificate, key and CA of clients; None without TLS. Raises StartError.
 
     `read` raises OSError or ValueError for files that cannot be used, as in the middle of a rotation.
     """

@@ -19,7 +19,7 @@ from aggregator.scheduler.bounds import SharedBound
 Holders = tuple[str, ...]
 """Whose shares a call counts against: a tenant, a connection."""
 
-_RETRY_AFTER_S = 0.1
+_RETRY_AFTER_S = 0.1  # about the time of a call in flight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from aggregator.sources.wire.encode import is_large
 from aggregator.sources.wire.values import encode
 from protos.embedding.v1 import embedding_pb2 as pb
 
-_SILENT_S = 5.0
+_SILENT_S = 5.0  # of a stream, before another may have its place
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Embeddings"].full_name
 

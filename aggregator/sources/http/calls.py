@@ -21,7 +21,7 @@ from aggregator.sources.wire.decode import SMALL_BYTES
 _BYTES_PER_S = 16.0 * 1024 * 1024
 """Of all large bodies together: reading them faster would hold up the event loop, and so all other callers.
 
-The rest of refused bodies has this rate too, apart from the others: who is refused delays nobody who is not.
+Refused bodies are drained at this rate too, under a limit of their own, so that they slow no accepted one.
 """
 _MAX_STRINGS = 16_384
 """Texts and names in one body, which cost more than their bytes; an embeddings request has 2,048 inputs at most."""

@@ -19,7 +19,7 @@ from aggregator.sources.http.service import OpenAIService
 
 _MAX_HEAD_BYTES = 16 * 1024
 """Of a request line and its headers, as `Limits.max_metadata_bytes`; and of what frames the chunks of a body."""
-_MAX_HEADERS = 128
+_MAX_HEADERS = 128  # far more than clients and proxies send
 _SLICE_BYTES = 4096
 """Parsed at a time, but for a body of known length: every request in it is taken before the first is served."""
 _MAX_HELD_BYTES = 64 * 1024

@@ -10,7 +10,7 @@ import msgspec
 from aggregator.errors import Code, InvalidRequest, RequestError
 from aggregator.request.request import Failure
 
-_MOST_CHARACTERS = 300
+_MOST_CHARACTERS = 300  # of a message; a client logs it whole
 _STATUS: dict[Code, tuple[int, str, str]] = {
     Code.CANCELLED: (499, "api_error", "cancelled"),
     Code.INVALID_ARGUMENT: (400, "invalid_request_error", "invalid_value"),
@@ -40,7 +40,7 @@ class FieldError(InvalidRequest):
 
 
 class HttpError(RequestError):
-    """What HTTP itself has a status for; `closes`: the connection cannot be used again; `allow`: the methods taken."""
+    """A status of HTTP alone; `closes`: the connection cannot be used again; `allow`: the methods taken."""
 
     def __init__(
         self,

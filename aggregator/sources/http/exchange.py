@@ -23,7 +23,7 @@ from aggregator.sources.calls.calls import failure_of
 from aggregator.sources.calls.load import Room
 from aggregator.sources.http.errors import HttpError, described, described_error
 
-MAX_ID_CHARACTERS = 1024
+MAX_ID_CHARACTERS = 1024  # it comes back with every answer
 _SPIFFE = "spiffe://"
 
 

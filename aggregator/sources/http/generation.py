@@ -34,7 +34,7 @@ _CONTINUES, _CONTINUATION = 0xC0, 0x80
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_NUMBER)]
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=_MAX_NUMBER)]
-"""In the protobuf message 0 sets no limit, which nobody who asks for no tokens wants."""
+"""At least 1: `max_tokens` 0 asks OpenAI's API for no token, but sets no limit in the protobuf message."""
 _SEEDS = range(-(2**63), 2**63)
 
 

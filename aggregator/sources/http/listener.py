@@ -20,7 +20,7 @@ from k8s.process.addresses import split_address
 from k8s.process.errors import StartError
 
 _LOG = logging.getLogger(__name__)
-_HANDSHAKE_S = 20.0
+_HANDSHAKE_S = 20.0  # a distant client on a bad line takes some seconds
 _BACKLOG = 1024
 _MAX_INPUTS = 2048
 """Of one request, as at OpenAI."""

@@ -20,9 +20,9 @@ from aggregator.errors import stray_cancellation_as
 
 # ruff: noqa: SLF001
 
-_STOP_S = 2.0
-_WAIT_MS = 100
-_MAX_BYTES = 1024 * 1024
+_STOP_S = 2.0  # a client that lost its broker would wait for it
+_WAIT_MS = 100  # the records are there: the broker need not wait for more
+_MAX_BYTES = 1024 * 1024  # a broker sends at least one batch, however large
 _READ_COMMITTED = 1
 _NAMES_REPLICA = 11
 """From this version on, a fetch response has a field between the aborted transactions and the records."""

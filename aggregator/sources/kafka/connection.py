@@ -25,10 +25,10 @@ from k8s.process.addresses import split_servers
 from k8s.process.errors import StartError
 
 _LOG = logging.getLogger(__name__)
-_RETRY_S = 0.5
-_LOOK_EVERY_S, _LOOK_TIMEOUT_S = 5.0, 1.0
-_ASK_MS = 5000
-_DEAD_LETTER_MARGIN_BYTES = 64 * 1024
+_RETRY_S = 0.5  # a broker that restarts takes seconds
+_LOOK_EVERY_S, _LOOK_TIMEOUT_S = 5.0, 1.0  # how soon a topic made anew is noticed; how long its member may wait
+_ASK_MS = 5000  # then another broker is asked
+_DEAD_LETTER_MARGIN_BYTES = 64 * 1024  # for the headers that a dead letter adds
 _REFUSED = (
     kafka_errors.TopicAuthorizationFailedError,
     kafka_errors.ClusterAuthorizationFailedError,
@@ -205,7 +205,7 @@ async def _admin(settings: KafkaSettings, timeout_s: float) -> AsyncGenerator[AI
     except _REFUSED as error:
         raise StartError(f"kafka: not authorised: {error}; grant this client its rights") from error
     except (kafka_errors.KafkaError, TimeoutError) as error:
-        raise StartError(f"kafka: {settings.bootstrap_servers} does not answer as it should: {error!r}") from error
+        raise StartError(f"kafka: {settings.bootstrap_servers} answered with an unexpected error: {error!r}") from error
     finally:
         await admin.close()
 

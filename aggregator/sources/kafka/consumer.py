@@ -30,9 +30,9 @@ from aggregator.sources.kafka.offsets import InFlightRecord, OnFenced, Partition
 
 _LOG = logging.getLogger(__name__)
 
-_RECONNECT_S = 1.0
-_STOP_S = 1.0
-_NEVER_MS = 2**31 - 1
+_RECONNECT_S = 1.0  # a broker that restarts takes seconds
+_STOP_S = 1.0  # of half the time-out, for the end of the connection
+_NEVER_MS = 2**31 - 1  # the largest that Kafka takes
 
 
 def new_client(settings: KafkaSettings) -> Any:

@@ -24,7 +24,7 @@ from aggregator.sources.kafka.aiokafka_internals import AbortedTransaction, raw_
 from aggregator.sources.kafka.offsets import Fault, Header, InFlightRecord, Partition, RawRecord
 
 _LOG = logging.getLogger(__name__)
-_BLOCKED_S = 10.0
+_BLOCKED_S = 10.0  # the end of the batch is known only when another follows
 
 OnFenced = Callable[[Sequence[InFlightRecord]], None]
 """Receives the records that were not complete when their partition was revoked: the new owner processes them."""

@@ -24,14 +24,14 @@ from aggregator.sources.kafka.offsets import Fault, InFlightRecord, OnFenced, Pa
 
 _LOG = logging.getLogger(__name__)
 
-REJOIN_MARGIN_S = 10.0
-_POLL_S = 0.05
-_COMMIT_TIMEOUT_S = 5.0
-_ASK_S = 5.0
-_RETRY_S = 1.0
-_BLOCKED_S = 10.0
-_LEADER_S = 1.0
-_PLACE_AGAIN_S = 0.5
+REJOIN_MARGIN_S = 10.0  # for the others to give back their partitions and the group to be whole
+_POLL_S = 0.05  # a completed record sends no signal
+_COMMIT_TIMEOUT_S = 5.0  # a coordinator that does not answer is asked again
+_ASK_S = 5.0  # a broker that does not answer must not end the placing or reading of others
+_RETRY_S = 1.0  # longer than any poll: a gap says that nothing was to be read
+_BLOCKED_S = 10.0  # rights are granted by people
+_LEADER_S = 1.0  # a partition without a leader delays no other
+_PLACE_AGAIN_S = 0.5  # electing a leader takes about a second
 _NO_PARTITION = TopicPartition("", -1)
 LookUp = Callable[[KafkaSettings, Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, int]]]
 """The group's committed offset of each partition, -1 if it has none. Raises KafkaError."""
@@ -236,7 +236,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
     async def _keep(self, partition: Partition, records: Sequence[Any]) -> None:
         tp, current = partition.tp, self.partitions.get(partition.tp)
         if current is not partition or self._giving_back:
-            if current is not None:  # the records may be of a later assignment, which would miss them
+            if current is not None:  # of another assignment: its records are fetched again
                 self._seek(current)
             return
         partition.keep(records, await self.client.position(tp))  # after transaction markers and compacted offsets

@@ -45,7 +45,7 @@ class RawRecord:
 class InFlightRecord:
     """One record that was handed out, until the broker has acknowledged its outcome.
 
-    A consumer's own object takes twice as much memory, and as many of these wait as queries do. `unreadable` is the
+    Half the size of aiokafka's ConsumerRecord: one is held for each query in flight. `unreadable` is the
     reason why the record is undecodable; then it has neither key nor value.
     """
 

@@ -12,8 +12,8 @@ from aiokafka.partitioner import murmur2
 
 from aggregator.sources.kafka.offsets import Header
 
-BATCH_BYTES = 256 * 1024
-_RECORD_OVERHEAD_BYTES = 100
+BATCH_BYTES = 256 * 1024  # well below the 1 MB that a broker takes by default
+_RECORD_OVERHEAD_BYTES = 100  # lengths, offset, timestamp and headers' names
 
 _SEED = 0x9747B28C
 _M = np.uint32(0x5BD1E995)
@@ -42,7 +42,7 @@ Delivered = Sequence[tuple[int, DeliveryResult]]
 def spread(
     positions: Sequence[int], records: Sequence[OutgoingRecord], partitions: set[int]
 ) -> Iterator[tuple[int, Sequence[int]]]:
-    """The partition of each record: the one it names, else that of their key, else a random one for all others.
+    """The partition of each record: the one it names, else that of its key, else a random one for all others.
 
     A partition has several shares if its records do not fit one batch.
     """

@@ -25,8 +25,8 @@ from aggregator.sources.kafka.outgoing import BATCH_BYTES, Delivered, DeliveryRe
 
 _LOG = logging.getLogger(__name__)
 
-RETRY_S = 0.2
-_ODD_TRIES = 4
+RETRY_S = 0.2  # an election of a leader takes about a second
+_ODD_TRIES = 4  # for errors that may pass, and may not
 _TOPIC_REFUSED = (kafka_errors.TopicAuthorizationFailedError, kafka_errors.InvalidTopicError)
 _RECORD_REFUSED = (
     kafka_errors.MessageSizeTooLargeError,
@@ -40,10 +40,10 @@ _PASSES = (TimeoutError, kafka_errors.KafkaTimeoutError)
 
 _Waiting = tuple[Sequence[OutgoingRecord], int, asyncio.Future[list[DeliveryResult]]]
 _Pending = dict[asyncio.Future[Any], tuple[str, Sequence[int]]]
-_REQUEST_MAX_BYTES = 64 * 1024 * 1024
-_REQUEST_TIMEOUT_S = 8.0
-_STUCK_S = 2.5 * _REQUEST_TIMEOUT_S
-_LOOKUP_S = 5.0
+_REQUEST_MAX_BYTES = 64 * 1024 * 1024  # the broker's limit decides
+_REQUEST_TIMEOUT_S = 8.0  # a broker that hangs is given up after it, and the batch is sent again
+_STUCK_S = 2.5 * _REQUEST_TIMEOUT_S  # longer than aiokafka's own time-outs: one of its tasks hangs
+_LOOKUP_S = 5.0  # and as long a refused topic is not asked for again
 _ENDED = (kafka_errors.KafkaError, kafka_errors.ProducerClosed, TimeoutError)
 """The errors that writes raise, as exactly these types, once a task of the client has ended or hangs."""
 

@@ -34,9 +34,9 @@ from aggregator.sources.wire.encode import json_of
 from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX, encode, encode_failure, internal_failure
 
 _LOG = logging.getLogger(__name__)
-_PAUSE_S = 1.0
-_MOST_WAITING = 1000
-_MAX_KEPT_BYTES = 32 * 1024
+_PAUSE_S = 1.0  # people mend a full or missing topic
+_MOST_WAITING = 1000  # dead letters; the topic pauses above it
+_MAX_KEPT_BYTES = 32 * 1024  # of key and headers, once the value was too large
 _TOO_LARGE = (MessageSizeTooLargeError, RecordTooLargeError)
 _UNWRITTEN: dict[type[Exception], Unwritten] = {
     UnknownTopicOrPartitionError: Unwritten.NOT_THERE,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import cast
 
-from aggregator.errors import Code, InvalidRequest, NotPermitted, RequestError, Undecodable
+from aggregator.errors import Code, InvalidRequest, NotPermitted, RequestError, Undecodable, shown
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Task
 from aggregator.sources.wire import values
@@ -22,7 +22,7 @@ _ECHOED = (b"correlation_id", b"traceparent", b"tracestate")
 LIST = "list:"
 MAX_OTHER_BYTES = 64 * 1024
 """Of all fields of an entry but its value."""
-_MOST_DIGITS = 20
+_MOST_DIGITS = 20  # of a size or time, before it is taken for one
 _FIRST_MS = 1e11
 """The year 5138 in seconds, 1973 in milliseconds: what is larger was never meant as seconds."""
 _FINER_UNITS = ("milliseconds", 1e14), ("microseconds", 1e17), ("nanoseconds", inf)
@@ -139,7 +139,7 @@ def decode_entry(entry: Entry, *, received_s: float, wall_s: float) -> Request |
 def _reply_to(entry: Entry) -> str:
     reply_to = entry.text(b"reply_to") or entry.intake.reply_to
     if not entry.intake.permits(reply_to):
-        raise NotPermitted("replies to what reply_to names are not permitted; redis.allowed_replies says which are")
+        raise NotPermitted(f"reply_to {shown(reply_to)} is not permitted: see redis.allowed_replies")
     return reply_to
 
 

@@ -27,11 +27,11 @@ from k8s.process.addresses import split_servers
 from k8s.process.errors import StartError
 
 _LOG = logging.getLogger(__name__)
-_UNHEALTHY_S = 10.0
+_UNHEALTHY_S = 10.0  # shorter trouble, such as a failover, passes by itself
 TRANSIENT = (redis_errors.RedisError, redis_errors.RedisClusterException, OSError, TimeoutError)
 """The errors that any command may raise."""
 
-_RETRY_S, _TIMEOUT_S = 0.5, 5.0
+_RETRY_S, _TIMEOUT_S = 0.5, 5.0  # well above the second of a blocking read
 _REASONS: dict[str, tuple[tuple[str, ...], tuple[type[Exception], ...]]] = {
     "wrong_type": (("WRONGTYPE",), ()),
     "no_group": (("NOGROUP",), ()),

@@ -25,7 +25,7 @@ from aggregator.sources.redis.stream import Stream
 from aggregator.sources.wire.values import TASKS, defaults_of, permitted
 
 _LOG = logging.getLogger(__name__)
-_RETRY_S, _HEARTBEAT_S = 0.5, 2.0
+_RETRY_S, _HEARTBEAT_S = 0.5, 2.0  # at most: claims are renewed within a third of takeover_idle_s
 _FINAL = {"wrong_type": Unwritten.REFUSED, "refused": Unwritten.REFUSED, "forbidden": Unwritten.FORBIDDEN}
 """Why a reply is never written: its key does not take it. Anything else passes."""
 

@@ -21,7 +21,7 @@ _LIMITS = (128, MAX_BYTES, MAX_OTHER_BYTES, 1024 * 1024)
 
 Redis serves nobody else for half a millisecond.
 """
-_WAIT_S, _RETRY_S = 1.0, 0.5
+_WAIT_S, _RETRY_S = 1.0, 0.5  # a drain waits for the end of a blocking read
 
 
 @dataclass(eq=False)

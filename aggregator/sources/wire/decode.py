@@ -86,19 +86,19 @@ def _is_one_text(data: bytes, start: int, end: int) -> bool:
 
 def head(data: bytes) -> pb.EmbedRequest:
     """The message without its inputs, as far as it can be read with little effort: usually its id."""
-    told: list[bytes] = []
+    kept: list[bytes] = []
     begins = 0
     try:
         for walked, (number, _, _, ends) in enumerate(fields(data, 0, len(data))):
             if number != _INPUTS:
-                told.append(data[begins:ends])
+                kept.append(data[begins:ends])
             begins = ends
             if walked == _HEAD_FIELDS:
                 break
     except DecodeError:
         pass  # the fields before it are kept
     try:
-        return pb.EmbedRequest.FromString(b"".join(told))
+        return pb.EmbedRequest.FromString(b"".join(kept))
     except DecodeError:
         return pb.EmbedRequest()
 
@@ -108,7 +108,7 @@ _PRIORITIES: dict[int, Priority] = {
     pb.PRIORITY_DEFAULT: Priority.DEFAULT,
     pb.PRIORITY_BACKGROUND: Priority.BACKGROUND,
 }
-_MAX_TOKEN_ID = 2**31 - 1
+_MAX_TOKEN_ID = 2**31 - 1  # int32, as batches carry ids
 _ONE_OPEN = (None,)
 _PACKED_AT_ONCE = 8192
 _FLOAT32, _NO_TRUNCATION = int(pb.ENCODING_FLOAT32), int(pb.TRUNCATE_NONE)

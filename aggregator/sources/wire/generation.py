@@ -19,15 +19,15 @@ from aggregator.sources.wire.encode import fill_status
 from aggregator.sources.wire.fields import count_token_ids, fields
 from protos.generation.v1 import generation_pb2 as pb
 
-_MAX_MESSAGES = 1024
-_MAX_STOPS, _MAX_STOP_CHARACTERS, _MAX_STOP_IDS = 16, 1024, 128
-_MAX_LOGPROBS = 20
-_MAX_FIELDS = 4 * _MAX_MESSAGES
-_MAX_TOKEN_ID = 2**31 - 1
+_MAX_MESSAGES = 1024  # a chat's turns
+_MAX_STOPS, _MAX_STOP_CHARACTERS, _MAX_STOP_IDS = 16, 1024, 128  # each is searched for in every delta
+_MAX_LOGPROBS = 20  # as OpenAI has it
+_MAX_FIELDS = 4 * _MAX_MESSAGES  # a message has a role, a text and little else
+_MAX_TOKEN_ID = 2**31 - 1  # int32, as batches carry ids
 _NO_OPTIONS = Options()
 _MESSAGES, _TOKEN_IDS = pb.GenerateRequest.MESSAGES_FIELD_NUMBER, pb.GenerateRequest.TOKEN_IDS_FIELD_NUMBER
 _SAMPLING = pb.GenerateRequest.SAMPLING_FIELD_NUMBER
-_BYTES = 2
+_BYTES = 2  # protobuf's wire type of texts and messages
 _MOST_PENALTY = 2.0  # as vLLM and OpenAI have it
 _RANGES: dict[str, Callable[[float], bool]] = {
     "temperature": lambda value: 0.0 <= value < math.inf,

@@ -1,4 +1,4 @@
-"""What Kafka and Redis keep: values of requests by their content types, where replies may go, and their values."""
+"""Values in Kafka and Redis: requests by content type, the allowed destinations of replies, and the replies."""
 
 from __future__ import annotations
 

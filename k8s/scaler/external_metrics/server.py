@@ -26,7 +26,7 @@ from k8s.scaler.published import SCALER, Published, UnknownMetric, Value
 
 _BASE = f"/apis/{discovery.GROUP}/{discovery.VERSION}"
 _OPEN = frozenset({"/healthz", "/livez", "/readyz"})
-_GRACE_S = 2.0
+_GRACE_S = 2.0  # for calls in flight
 
 
 class ExternalMetricsApi:

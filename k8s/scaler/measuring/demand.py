@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from aggregator.scheduler.required_replicas import DRAIN_S, UTILISATION, required_replicas
 
-_MAX_SLO_FACTOR = 2.0
+_MAX_SLO_FACTOR = 2.0  # the target is missed: at most twice the pods, until the next look
 _PAST_TOLERANCE = 1.11
 _ROUNDING = 1e-9
 

@@ -14,8 +14,8 @@ from aiokafka.errors import for_code
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import client_options, group_offsets
 
-_TIMEOUT_S = 10.0
-_REQUEST_TIMEOUT_MS = 5_000
+_TIMEOUT_S = 10.0  # an HPA asks every 15 s
+_REQUEST_TIMEOUT_MS = 5_000  # another broker can be asked within the time-out
 
 Place = tuple[str, int]
 
