@@ -27,7 +27,7 @@ from aggregator.model_server import ModelServer, Pool
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.completion import Completion, complete_input
-from aggregator.pipeline.run import BatchRunner
+from aggregator.pipeline.execute import BatchExecutor
 from aggregator.reports.demand import DemandMeter
 from aggregator.request.request import Failure, Receive, Request, Source
 from aggregator.scheduler.dispatcher import Batch
@@ -73,7 +73,7 @@ class Pipeline:
         self._receiving: list[asyncio.Task[None]] = []
         self._something_changed = asyncio.Event()
         self._completion = Completion(models, self.sources, metrics, clock)
-        self._runner = BatchRunner(
+        self._executor = BatchExecutor(
             pool,
             self._limits,
             metrics,
@@ -240,7 +240,7 @@ class Pipeline:
             attempt=batch.attempt,
             requests=(query.request for item in batch.items for query in item.waiters),
         ):
-            finished = await self._runner.execute(model_revision, server, batch)
+            finished = await self._executor.execute(model_revision, server, batch)
             self._has_room(model_revision)
             if finished:
                 await self._completion.complete(finished)
@@ -268,7 +268,7 @@ class Pipeline:
 
     def give_up(self, request: Request) -> asyncio.Future[None] | None:
         """Cancel a request whose caller is gone. Returns its token count that is still running, if any."""
-        self._runner.give_up(request)
+        self._executor.give_up(request)
         self._completion.give_up(request)
         counting = self._long_calls.pop(request, None)
         if counting is not None:

@@ -22,7 +22,7 @@ from aggregator.errors import Code, ModelServerLost
 from aggregator.model_server import GenerationLoad
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
-from aggregator.pipeline.run import BatchRunner
+from aggregator.pipeline.execute import BatchExecutor
 from aggregator.request.generation import Generation
 from aggregator.request.request import Failure, Request
 from aggregator.scheduler.dispatcher import Batch, DispatchPolicy
@@ -94,7 +94,7 @@ class TwoServers:
         self.completed: list[Request] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.buffer = MetricsBuffer()
-        self.runner = BatchRunner(
+        self.runner = BatchExecutor(
             self.pool,
             AdmissionLimits(Quotas(QuotaPolicy())),
             Metrics(self.buffer),

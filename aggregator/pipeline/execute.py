@@ -32,7 +32,7 @@ _POISON = Failure(Code.INTERNAL, "this input, alone in its batch, made the engin
 
 
 @dataclass(eq=False)
-class BatchRunner:
+class BatchExecutor:
     """The batches and running sequences of all servers.
 
     `complete` replies to requests; `changed` is called when a sequence left a server of a revision.
