@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.sequences import (
-    CALL_CHARACTERS,
     SEQUENCES,
     UNCOUNTABLE,
     Counted,
@@ -20,6 +19,7 @@ from aggregator.request.request import Failure, Held, Request
 from aggregator.scheduler.bounds import Admission
 from aggregator.scheduler.queue import TokenQueue
 from aggregator.scheduler.work_item import ID_BYTES, Query
+from aggregator.tokenizers.counting import CALL_CHARACTERS
 from aggregator.tokenizers.tokenizer import TokenBatch
 from protos.embedding.v1 import embedding_pb2 as pb
 

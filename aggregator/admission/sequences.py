@@ -15,10 +15,9 @@ from aggregator.errors import Code, InvalidRequest
 from aggregator.request.generation import Generation
 from aggregator.request.request import Chunks, Failure, Request, Scoring
 from aggregator.scheduler.work_item import ID_BYTES, Task
+from aggregator.tokenizers.counting import CALL_CHARACTERS
 from protos.embedding.v1 import embedding_pb2 as pb
 
-CALL_CHARACTERS = 1 << 16
-"""Characters of one tokenizer call: short calls let others in between, and stop soon after a cancellation."""
 _CHARACTERS_PER_TOKEN = 32
 """A text with more of them per token that the model takes is not tokenized whole."""
 

@@ -16,13 +16,12 @@ from aggregator.request.request import Failure, Request
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.replica import StepReport
-from aggregator.scheduler.work_item import WorkItem
+from aggregator.scheduler.work_item import ID_BYTES, WorkItem
 from protos.modelserver.v1.modelserver_pb2 import Sampling
 
 if TYPE_CHECKING:
     from protos.generation.v1.generation_pb2 import TokenLogprobs
 
-_ID_BYTES = 4
 _CLEARED_AFTER = 32
 """New tokens after which a sequence is no suspect: one that makes a server fail does so at the same token again."""
 _LATE = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the text was complete")
@@ -85,7 +84,7 @@ class RunningSequence:
     @property
     def sampling(self) -> Sampling:
         asked = self.generation.sampling
-        room = self.model_revision.description.max_input_tokens - len(self.token_ids) // _ID_BYTES
+        room = self.model_revision.description.max_input_tokens - len(self.token_ids) // ID_BYTES
         given = {name: getattr(asked, name) for name in _COPIED if asked.HasField(name)}
         return Sampling(
             max_tokens=min(room, self.generation.left_tokens or room),
@@ -126,7 +125,7 @@ class RunningSequence:
         generation = self.generation
         generation.server_failed(cleared=self._new_tokens >= _CLEARED_AFTER)
         self.item.token_ids = generation.ids_so_far
-        self.item.token_count = len(self.item.token_ids) // _ID_BYTES
+        self.item.token_count = len(self.item.token_ids) // ID_BYTES
         if not self.begun.is_set():
             self.lost = error
         self._leave()

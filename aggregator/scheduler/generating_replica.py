@@ -8,9 +8,9 @@ from math import inf
 from typing_extensions import override
 
 from aggregator.scheduler.replica import Replica, ReplicaPolicy
+from aggregator.scheduler.work_item import ID_BYTES
 from protos.modelserver.v1.curve import Curve
 
-_ID_BYTES = 4
 _PREFIX_TOKENS = (64, 256)
 """Lengths of the prefixes that are remembered: usually a conversation's first turn, and more of a longer one."""
 _MOST_PREFIXES = 1024
@@ -133,7 +133,7 @@ class GeneratingReplica(Replica):
 
 
 def _prefixes(prompt: bytes) -> list[tuple[int, bytes]]:
-    return [(tokens, prompt[: _ID_BYTES * tokens]) for tokens in _PREFIX_TOKENS if len(prompt) >= _ID_BYTES * tokens]
+    return [(tokens, prompt[: ID_BYTES * tokens]) for tokens in _PREFIX_TOKENS if len(prompt) >= ID_BYTES * tokens]
 
 
 def first_token_in_s(replicas: Collection[Replica], ahead: int, tokens: int, now_s: float) -> float:

@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import inf
 
-from aggregator.scheduler.work_item import Priority, Query, WorkItem
+from aggregator.scheduler.work_item import ID_BYTES, Priority, Query, WorkItem
 
-_ID_BYTES = 4
 ONE_TOKEN = (1).to_bytes(4, "little")
 """An input of one token that every vocabulary has."""
 
@@ -206,7 +205,7 @@ class _Suspects:
         self.out = False
         self.moves_s = inf
         self._policy = policy
-        self._control = WorkItem(control_ids, len(control_ids) // _ID_BYTES, [], Priority.DEFAULT)
+        self._control = WorkItem(control_ids, len(control_ids) // ID_BYTES, [], Priority.DEFAULT)
         self._controls_left = policy.controls
         self._replicas: tuple[str, ...] = ()
         self._unwell: set[str] = set()

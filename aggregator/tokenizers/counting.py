@@ -15,8 +15,8 @@ import numpy as np
 from aggregator.slow_lane import SLOW_LANE
 from aggregator.tokenizers.tokenizer import TokenBatch, Tokenizer
 
-MAX_CALL_CHARACTERS = 1 << 16
-"""The most characters of one tokenizer call, so that a short text does not wait long behind long ones."""
+CALL_CHARACTERS = 1 << 16
+"""The most characters of one tokenizer call: others get in between, and a cancellation takes effect soon."""
 INLINE_CHARACTERS = 2048
 """Up to this many characters are tokenized in less time than a change of threads takes."""
 
@@ -40,7 +40,7 @@ class Counting:
         tokenizer: Tokenizer,
         worker: Executor | None = None,
         *,
-        max_call_characters: int = MAX_CALL_CHARACTERS,
+        max_call_characters: int = CALL_CHARACTERS,
         inline_characters: int = 0,
     ) -> None:
         """`worker` runs the calls; by default, a new thread.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from modelserver.engines.engine import EngineFacts, IdArray, Matrix, Spans
 from modelserver.errors import InvalidBatch
 
-_WIRE_INT = np.dtype("<i4")
+WIRE_INT = np.dtype("<i4")
 _WIRE_FLOAT = np.dtype("<f4")
 
 
@@ -133,9 +133,9 @@ def encode(batch: Batch, matrix: Matrix) -> tuple[bytes, tuple[QueryFault, ...]]
 
 
 def _int32(data: bytes, name: str) -> IdArray:
-    if len(data) % _WIRE_INT.itemsize:
+    if len(data) % WIRE_INT.itemsize:
         raise InvalidBatch(f"{name} has {len(data)} bytes, which is not a whole number of int32 values")
-    return np.frombuffer(data, _WIRE_INT).astype(np.int32, copy=False)
+    return np.frombuffer(data, WIRE_INT).astype(np.int32, copy=False)
 
 
 def _sizes(ids: IdArray, counts: IdArray, facts: EngineFacts) -> list[int]:

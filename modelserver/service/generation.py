@@ -12,10 +12,10 @@ import numpy as np
 from modelserver.errors import InvalidBatch, ModelServerError, TooLong, WrongModel
 from modelserver.scheduler.generation_steps import Abort, GenerationSteps, Leave, Start
 from modelserver.scheduler.outbox import Outbox
+from modelserver.service.batch import WIRE_INT
 from modelserver.service.description import Description
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
-_WIRE_INT = np.dtype("<i4")
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -80,9 +80,9 @@ class _Call:
         served, facts = self._description.message, self._description.facts
         if (start.model, start.model_revision) != (served.model, served.model_revision):
             raise WrongModel(f"the model served here is {served.model}, revision {served.model_revision}")
-        if not start.token_ids or len(start.token_ids) % _WIRE_INT.itemsize:
+        if not start.token_ids or len(start.token_ids) % WIRE_INT.itemsize:
             raise InvalidBatch("the sequence has no prompt of whole int32 values")
-        ids = np.frombuffer(start.token_ids, _WIRE_INT)
+        ids = np.frombuffer(start.token_ids, WIRE_INT)
         if ids.min() < 0 or ids.max() >= facts.vocabulary_size:
             raise InvalidBatch(f"a token id lies outside the vocabulary of {facts.vocabulary_size}")
         if any(token_id >= facts.vocabulary_size for token_id in start.sampling.stop_token_ids):

@@ -17,6 +17,7 @@ from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.http.vectors import DocumentList, VectorList, VectorsByType
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS
+from aggregator.sources.wire.fields import MAX_INT32
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _INPUT_TYPES = {
@@ -24,14 +25,13 @@ _INPUT_TYPES = {
     "query": pb.INPUT_TYPE_QUERY,
     "document": pb.INPUT_TYPE_DOCUMENT,
 }
-_MAX_NUMBER = 2**31 - 1
 _FIRST_ELEMENT = re.compile(rb"\[\s*(.?)", re.DOTALL)
 FOREIGN_IDS = (
     "token ids are not taken, as they may be another model's: send text. In LangChain's OpenAIEmbeddings set"
     " check_embedding_ctx_length=False. For ids of the model's own tokenizer, name it in the field tokenizer"
     " (GET /v1/models shows it)"
 )
-_Number = Annotated[int, msgspec.Meta(ge=1, le=_MAX_NUMBER)]
+_Number = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT32)]
 
 
 class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +42,7 @@ class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
     dimensions: _Number | None = None
     user: str | None = None
-    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1, le=_MAX_NUMBER)] | None = None
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT32)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     padding: Literal["do_not_pad"] | None = None
@@ -92,7 +92,7 @@ class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
             raise FieldError("dimensions says the same: send one of them", "output_dimension")
 
 
-_TokenId = Annotated[int, msgspec.Meta(ge=0, le=_MAX_NUMBER)]
+_TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT32)]
 _REQUEST = msgspec.json.Decoder(EmbeddingsRequest)
 _TEXT = msgspec.json.Decoder(str)
 _TEXTS = msgspec.json.Decoder(list[str])

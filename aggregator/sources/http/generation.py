@@ -17,13 +17,13 @@ from aggregator.sources.http.embeddings import FOREIGN_IDS, Revisions, check_nes
 from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS
+from aggregator.sources.wire.fields import MAX_INT32
 from aggregator.tokenizers.tokenizer import GenerationTokenizer
 from protos.generation.v1 import generation_pb2 as pb
 
 DONE = b"data: [DONE]\n\n"
 _DEFAULT_COMPLETION_TOKENS = 16
 """Of a completion that names no max_tokens, as at OpenAI."""
-_MAX_NUMBER = 2**31 - 1
 _MAX_TOP_LOGPROBS = 20
 _MAX_MESSAGES, _MAX_STOPS, _MAX_STOP_IDS = 1024, 16, 128
 """As over gRPC."""
@@ -32,8 +32,8 @@ _FINISH: dict[int, str] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGT
 _CONTINUES, _CONTINUATION = 0xC0, 0x80
 """Bits that tell a byte of UTF-8 that does not begin a character."""
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_NUMBER)]
-_Tokens = Annotated[int, msgspec.Meta(ge=1, le=_MAX_NUMBER)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT32)]
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT32)]
 """At least 1: `max_tokens` 0 asks OpenAI's API for no token, but sets no limit in the protobuf message."""
 _SEEDS = range(-(2**63), 2**63)
 
@@ -186,7 +186,7 @@ def _message(asked: CompletionRequest | ChatRequest, request_id: str, priority: 
         if (value := getattr(asked, name)) is not None:
             setattr(sampling, name, value)
     if asked.top_k is not None and asked.top_k > 0:  # -1 and 0: all
-        sampling.top_k = min(asked.top_k, _MAX_NUMBER)
+        sampling.top_k = min(asked.top_k, MAX_INT32)
     sampling.stop.extend([asked.stop] if isinstance(asked.stop, str) else asked.stop or ())
     sampling.stop_token_ids.extend(asked.stop_token_ids or ())
     return pb.GenerateRequest(

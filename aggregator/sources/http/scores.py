@@ -14,16 +14,16 @@ from aggregator.request.vector import Vector
 from aggregator.sources.http.answer import Answer, AskedPriority, Ignored, checked_id, priority_of, token_count
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode_body
+from aggregator.sources.wire.fields import MAX_INT32
 from aggregator.sources.wire.scores import MAX_INPUTS, ranked, scores_of
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.ranking.v1 import ranking_pb2 as pb
 
-_MAX_NUMBER = 2**31 - 1
 _DOCUMENTS_PER_SEARCH = 100
 """Cohere's unit: a query with up to so many documents is one search."""
 
-_Tokens = Annotated[int, msgspec.Meta(ge=-1, le=_MAX_NUMBER)]
-_Count = Annotated[int, msgspec.Meta(ge=1, le=_MAX_NUMBER)]
+_Tokens = Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT32)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT32)]
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):

@@ -10,8 +10,10 @@ import msgspec
 import numpy as np
 from typing_extensions import override
 
+from aggregator.admission.enqueue import LONG_CHARACTERS
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Models, ServedTask
+from aggregator.admission.sequences import most_characters
 from aggregator.errors import Code, ModelUnavailable, TokenbatchError
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Defaults, Request
@@ -33,9 +35,6 @@ from aggregator.sources.wire.values import Message
 from aggregator.tokenizers.tokenizer import GenerationTokenizer
 from protos.generation.v1.generation_pb2 import GenerateRequest
 
-_LONG_CHARACTERS = 65_536
-_CHARACTERS_PER_TOKEN = 32
-"""A longer prompt to tokenize is refused: its tokens are more than the model takes."""
 _EVENTS = {"content-type": "text/event-stream", "cache-control": "no-cache"}
 
 T = TypeVar("T")
@@ -261,10 +260,10 @@ class OpenAIService:
 
     async def _count(self, exchange: Exchange, asked: Tokenize) -> None:
         served = self._served(asked.model or exchange.identity.defaults.model)
-        limit = max(_LONG_CHARACTERS, _CHARACTERS_PER_TOKEN * served.description.max_input_tokens)
+        limit = most_characters(served)
         if len(asked.prompt) > limit:
             raise FieldError(f"the prompt has more than {limit} characters", "prompt")
-        counted = await served.counting.count([asked.prompt], long=len(asked.prompt) > _LONG_CHARACTERS)
+        counted = await served.counting.count([asked.prompt], long=len(asked.prompt) > LONG_CHARACTERS)
         ids = counted.ids.tolist()
         if not asked.add_special_tokens:
             ids = np.frombuffer(served.generation_tokenizer.without_special(counted.ids.tobytes()), "<i4").tolist()

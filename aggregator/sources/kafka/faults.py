@@ -21,13 +21,10 @@ from aiokafka.record.util import decode_varint
 from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.aiokafka_internals import AbortedTransaction, raw_batches
-from aggregator.sources.kafka.offsets import Fault, Header, InFlightRecord, Partition, RawRecord
+from aggregator.sources.kafka.offsets import Fault, Header, OnFenced, Partition, RawRecord
 
 _LOG = logging.getLogger(__name__)
 _BLOCKED_S = 10.0  # the end of the batch is known only when another follows
-
-OnFenced = Callable[[Sequence[InFlightRecord]], None]
-"""Receives the records that were not complete when their partition was revoked: the new owner processes them."""
 
 # base offset, length, leader epoch, magic, crc, attributes, last offset delta; then first and last timestamp,
 # producer id and epoch, first sequence number, count

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from aggregator.errors import InvalidRequest, Undecodable
 from aggregator.request.request import Chunks, Defaults, Failure, Input, Options, Outcome, Request
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.wire.fields import BYTES, ONE_BYTE, count_token_ids, fields
+from aggregator.sources.wire.fields import BYTES, MAX_INT32, ONE_BYTE, count_token_ids, fields
 from protos.embedding.v1 import embedding_pb2 as pb
 
 SMALL_BYTES = 32 * 1024
@@ -108,7 +108,6 @@ _PRIORITIES: dict[int, Priority] = {
     pb.PRIORITY_DEFAULT: Priority.DEFAULT,
     pb.PRIORITY_BACKGROUND: Priority.BACKGROUND,
 }
-_MAX_TOKEN_ID = 2**31 - 1  # int32, as batches carry ids
 _ONE_OPEN = (None,)
 _PACKED_AT_ONCE = 8192
 _FLOAT32, _NO_TRUNCATION = int(pb.ENCODING_FLOAT32), int(pb.TRUNCATE_NONE)
@@ -327,7 +326,7 @@ def _packed_ids(ids: Sequence[int]) -> bytes | None:
     if len(ids) > _PACKED_AT_ONCE:  # so that other threads have their turns
         pieces = [_packed_ids(ids[start : start + _PACKED_AT_ONCE]) for start in range(0, len(ids), _PACKED_AT_ONCE)]
         return None if None in pieces else b"".join(piece for piece in pieces if piece)
-    if max(ids) > _MAX_TOKEN_ID:
+    if max(ids) > MAX_INT32:
         return None
     return struct.pack(f"<{len(ids)}i", *ids)
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from google.protobuf.message import DecodeError
 
+MAX_INT32 = 2**31 - 1
+"""Token ids and numbers of tokens are int32 in a batch."""
 _VARINT, _FIXED64, BYTES, _FIXED32 = 0, 1, 2, 5
 """Wire types."""
 _LONGEST_VARINT = 10

@@ -16,23 +16,21 @@ from aggregator.request.generation import Generation
 from aggregator.request.request import Defaults, Options, Request
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS, SMALL_BYTES, priority_of, random_id
 from aggregator.sources.wire.encode import fill_status
-from aggregator.sources.wire.fields import count_token_ids, fields
+from aggregator.sources.wire.fields import BYTES, MAX_INT32, count_token_ids, fields
 from protos.generation.v1 import generation_pb2 as pb
 
 _MAX_MESSAGES = 1024  # a chat's turns
 _MAX_STOPS, _MAX_STOP_CHARACTERS, _MAX_STOP_IDS = 16, 1024, 128  # each is searched for in every delta
 _MAX_LOGPROBS = 20  # as OpenAI has it
 _MAX_FIELDS = 4 * _MAX_MESSAGES  # a message has a role, a text and little else
-_MAX_TOKEN_ID = 2**31 - 1  # int32, as batches carry ids
 _NO_OPTIONS = Options()
 _MESSAGES, _TOKEN_IDS = pb.GenerateRequest.MESSAGES_FIELD_NUMBER, pb.GenerateRequest.TOKEN_IDS_FIELD_NUMBER
 _SAMPLING = pb.GenerateRequest.SAMPLING_FIELD_NUMBER
-_BYTES = 2  # protobuf's wire type of texts and messages
 _MOST_PENALTY = 2.0  # as vLLM and OpenAI have it
 _RANGES: dict[str, Callable[[float], bool]] = {
     "temperature": lambda value: 0.0 <= value < math.inf,
     "top_p": lambda value: 0.0 < value <= 1.0,
-    "top_k": lambda value: value <= _MAX_TOKEN_ID,
+    "top_k": lambda value: value <= MAX_INT32,
     "repetition_penalty": lambda value: 0.0 < value < math.inf,
     "presence_penalty": lambda value: -_MOST_PENALTY <= value <= _MOST_PENALTY,
     "frequency_penalty": lambda value: -_MOST_PENALTY <= value <= _MOST_PENALTY,
@@ -53,13 +51,13 @@ def check(data: bytes) -> None:
     walked = token_ids = 0
     for number, wire_type, start, end in fields(data, 0, len(data)):
         walked += 1
-        if wire_type == _BYTES and number == _TOKEN_IDS:
+        if wire_type == BYTES and number == _TOKEN_IDS:
             token_ids += sum(
                 count_token_ids(data, part_start, part_end)
                 for _, part_type, part_start, part_end in fields(data, start, end)
-                if part_type == _BYTES
+                if part_type == BYTES
             )
-        elif wire_type == _BYTES and number in {_MESSAGES, _SAMPLING}:
+        elif wire_type == BYTES and number in {_MESSAGES, _SAMPLING}:
             for _ in fields(data, start, end):
                 walked += 1
                 if walked > _MAX_FIELDS:
@@ -150,7 +148,7 @@ def _input(message: pb.GenerateRequest) -> str | bytes:
             return message.prompt
         case "token_ids" if message.token_ids.ids:
             ids = message.token_ids.ids
-            if max(ids) > _MAX_TOKEN_ID:
+            if max(ids) > MAX_INT32:
                 raise InvalidRequest("a token id does not fit 31 bits", "token_ids")
             return struct.pack(f"<{len(ids)}i", *ids)
         case "messages" if message.messages.messages:
@@ -178,7 +176,7 @@ def _check_sampling(sampling: pb.Sampling) -> None:
         raise _refusal("min_tokens", "is more than max_tokens")
     if len(sampling.stop) > _MAX_STOPS or any(not 0 < len(each) <= _MAX_STOP_CHARACTERS for each in sampling.stop):
         raise _refusal("stop", f"takes at most {_MAX_STOPS} texts, each of 1 to {_MAX_STOP_CHARACTERS} characters")
-    if len(sampling.stop_token_ids) > _MAX_STOP_IDS or any(each > _MAX_TOKEN_ID for each in sampling.stop_token_ids):
+    if len(sampling.stop_token_ids) > _MAX_STOP_IDS or any(each > MAX_INT32 for each in sampling.stop_token_ids):
         raise _refusal("stop_token_ids", f"takes at most {_MAX_STOP_IDS}, each of 31 bits")
 
 
