@@ -19,7 +19,7 @@ from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.replica import Replica
 from aggregator.tokenizers.counting import Counting
 from aggregator.tokenizers.pairs import PairFrame
-from aggregator.tokenizers.tokenizer import GenerationTokenizer, Tokenizer
+from aggregator.tokenizers.tokenizer import Tokenizer
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _CONTROL_TEXT = "1"
@@ -94,10 +94,6 @@ class ModelRevision:
         template = self.description.pair_template
         before, _, after = (template.text if template is not None else "").partition("{document}")
         return before.replace("{query}", query), after.replace("{query}", query)
-
-    @property
-    def generation_tokenizer(self) -> GenerationTokenizer:
-        return cast("GenerationTokenizer", self.tokenizer)
 
     @property
     def query_capacity(self) -> int:

@@ -80,7 +80,7 @@ class _Generated(Sequences):
         if not generation.messages:
             return [text for text in request.inputs if isinstance(text, str)]
         try:
-            return [model_revision.generation_tokenizer.prompt(generation.messages)]
+            return [model_revision.tokenizer.prompt(generation.messages)]
         except InvalidRequest as error:
             request.fail(replace(Failure.of(error), field=generation.prompt_field))
             return ()
@@ -250,7 +250,7 @@ def _prompt(model_revision: ModelRevision, request: Request, generation: Generat
         return Failure(Code.INVALID_ARGUMENT, "the prompt has no tokens", field=generation.prompt_field)
     if tokens >= description.max_input_tokens:
         return too_long(model_revision, request, f"{tokens} tokens")
-    generation.begin(description.model_revision, token_ids, model_revision.generation_tokenizer.detokenizer(token_ids))
+    generation.begin(description.model_revision, token_ids, model_revision.tokenizer.detokenizer(token_ids))
     return token_ids
 
 

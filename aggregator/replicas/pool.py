@@ -23,7 +23,7 @@ from aggregator.replicas.client import GrpcModelServer, ModelServerClient
 from aggregator.replicas.discovery import Target
 from aggregator.scheduler.work_item import Task
 from aggregator.tokenizers.cache import TokenizerCache, TokenizerMismatch
-from aggregator.tokenizers.fast_tokenizer import FastTokenizer
+from aggregator.tokenizers.tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class ModelServerWatch:
             self._withdraw("a batch failed there")
             self._suspected.set()
 
-    async def _reach(self) -> tuple[GrpcModelServer, FastTokenizer]:
+    async def _reach(self) -> tuple[GrpcModelServer, Tokenizer]:
         """Check that it serves the right model, and that it answers a probe made with its own tokenizer."""
         description = await self.client.describe(self.policy.call_timeout_s)
         if description.model != self.target.model:
@@ -195,7 +195,7 @@ class ModelServerWatch:
                 self.client.costs.charge(description.model, description.kind, REST, result.report.engine_s)
         return server, tokenizer
 
-    async def _serve(self, server: GrpcModelServer, tokenizer: FastTokenizer) -> None:
+    async def _serve(self, server: GrpcModelServer, tokenizer: Tokenizer) -> None:
         """Let it join, and wait until it reports or shows that it does not serve."""
         description = server.description
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 
 from aggregator.tokenizers.fast_path import OnCheck
-from aggregator.tokenizers.fast_tokenizer import FastTokenizer
+from aggregator.tokenizers.tokenizer import Tokenizer
 from protos.modelserver.v1.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
 
 _LOG = logging.getLogger(__name__)
@@ -30,10 +30,10 @@ class TokenizerCache:
         self._folder = folder.expanduser()
         self._fast = fast
         self._on_check = on_check
-        self._open: dict[str, FastTokenizer] = {}
+        self._open: dict[str, Tokenizer] = {}
         self._lock = Lock()
 
-    def get(self, fingerprint: str) -> FastTokenizer | None:
+    def get(self, fingerprint: str) -> Tokenizer | None:
         """The tokenizer, if this process or another has put it here; None if not, or if its files are damaged."""
         with self._lock:
             if fingerprint in self._open:
@@ -43,7 +43,7 @@ class TokenizerCache:
                 return None
             return self._opened(fingerprint, folder)
 
-    def put(self, fingerprint: str, files: Mapping[str, bytes]) -> FastTokenizer:
+    def put(self, fingerprint: str, files: Mapping[str, bytes]) -> Tokenizer:
         """Keep the files and open them. Raises TokenizerMismatch, or ValueError for files that are not a tokenizer."""
         _check(fingerprint, files)
         with self._lock:
@@ -56,8 +56,8 @@ class TokenizerCache:
                 folder = _store(Path(tempfile.mkdtemp(prefix="tokenbatch-")), fingerprint, files)
             return self._opened(fingerprint, folder)
 
-    def _opened(self, fingerprint: str, folder: Path) -> FastTokenizer:
-        tokenizer = FastTokenizer(folder, fast=self._fast, on_check=self._on_check)
+    def _opened(self, fingerprint: str, folder: Path) -> Tokenizer:
+        tokenizer = Tokenizer(folder, fast=self._fast, on_check=self._on_check)
         self._open[fingerprint] = tokenizer
         return tokenizer
 

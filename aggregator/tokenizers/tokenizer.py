@@ -1,16 +1,26 @@
-"""A tokenizer, as admission needs it."""
+"""Tokenize texts exactly as the model does, in batches, into packed arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer as Reference
+from tokenizers.decoders import DecodeStream
 
-from aggregator.tokenizers.pairs import PairFrame
+from aggregator.tokenizers.chat_template import ChatTemplate
+from aggregator.tokenizers.fast_path import FastPath, OnCheck, Packed, is_plain, open_fast_path, pack
+from aggregator.tokenizers.pairs import PairFrame, checked_frame
+from aggregator.tokenizers.pieces import Pieces
 from protos.generation.v1.generation_pb2 import Message
+from protos.modelserver.v1.fingerprint import TOKENIZER_FILE
+
+_INT32 = np.dtype("<i4")
+_SURROGATES = "utf-16-le", "surrogatepass"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,49 +34,146 @@ class TokenBatch:
     lengths: npt.NDArray[np.int32]
 
 
-class Detokenizer(Protocol):
-    """Turns the tokens of one text into characters."""
+class Tokenizer:
+    """The tokenizer of one model, from the folder with its files. Thread-safe, called off the event loop.
 
-    def step(self, token_id: int) -> str: ...
+    With `fast`, printable ASCII takes the fast path, where that passes its check; `on_check` is called after each
+    check of a sample.
+    """
 
-
-class Tokenizer(Protocol):
-    """The model's own fast tokenizer; thread-safe, called off the event loop."""
-
-    def count(self, texts: Sequence[str]) -> TokenBatch: ...
-
-    def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
-        """The token ids of a text truncated to `max_tokens`, special tokens kept; int32 little endian."""
-        ...
+    def __init__(self, folder: Path, *, fast: bool = True, on_check: OnCheck = lambda *_: None) -> None:
+        """Raises OSError or ValueError for files that are not a tokenizer."""
+        file = folder / TOKENIZER_FILE
+        self._reference = _open_reference(file)
+        self._fast: FastPath | None = open_fast_path(file, self._reference, on_check) if fast else None
+        self._prefix, self._suffix = _special_ids(self._reference)
+        self._frames: dict[bool, PairFrame] = {}
+        self._chat_template = ChatTemplate(folder)
 
     @property
     def special_ids(self) -> tuple[bytes, bytes]:
         """The special tokens before and after a text; int32 little endian."""
-        ...
+        return self._prefix, self._suffix
+
+    @property
+    def uses_fast_path(self) -> bool:
+        return self._fast is not None and self._fast.usable
+
+    def count(self, texts: Sequence[str]) -> TokenBatch:
+        fast = self._fast
+        if fast is None or not fast.usable:
+            return TokenBatch(*self._by_reference(texts))
+        if is_plain("".join(texts)):
+            return TokenBatch(*(fast.tokenize(texts) or self._by_reference(texts)))
+        plain = [index for index, text in enumerate(texts) if is_plain(text)]
+        if not plain:
+            return TokenBatch(*self._by_reference(texts))
+        other = [index for index, text in enumerate(texts) if not is_plain(text)]
+        packed = fast.tokenize([texts[index] for index in plain])
+        if packed is None:
+            return TokenBatch(*self._by_reference(texts))
+        return _merged(packed, plain, self._by_reference([texts[index] for index in other]), other)
 
     def without_special(self, token_ids: bytes) -> bytes:
         """The token ids of a text without the special tokens around it; int32 little endian."""
-        ...
+        return token_ids.removeprefix(self._prefix).removesuffix(self._suffix)
 
     def pair_frame(self, *, token_types: bool) -> PairFrame:
         """How two texts are joined; `token_types`: the model tells the second one by them.
 
         Raises ValueError for a tokenizer that joins them otherwise than by special tokens around and between them.
         """
-        ...
+        if token_types not in self._frames:
+            self._frames[token_types] = checked_frame(self._reference, self._bare, token_types=token_types)
+        return self._frames[token_types]
 
-
-class GenerationTokenizer(Tokenizer, Protocol):
-    """The tokenizer of a model that generates."""
+    def _bare(self, text: str) -> bytes:
+        return self.without_special(self.count((text,)).ids.tobytes())
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """A chat as the model's own template formats it. Raises InvalidRequest."""
-        ...
+        return self._chat_template.prompt(messages)
+
+    @cached_property
+    def _pieces(self) -> Pieces:
+        return Pieces(self._reference)
 
     def piece(self, token_id: int) -> tuple[str, bytes]:
         """A token's name, and what it adds to a text: bytes, as it may be a part of a character."""
-        ...
+        return self._pieces.piece(token_id)
 
     def detokenizer(self, prompt_ids: bytes) -> Detokenizer:
         """The detokenizer of the text after these ids, int32 little endian."""
-        ...
+        return Detokenizer(self._reference, np.frombuffer(prompt_ids, _INT32).tolist())
+
+    def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
+        """The token ids of a text truncated to `max_tokens`, special tokens kept; int32 little endian."""
+        size = max_tokens * _INT32.itemsize
+        if len(token_ids) <= size:
+            return token_ids
+        before = self._prefix if token_ids.startswith(self._prefix) else b""
+        after = self._suffix if token_ids.endswith(self._suffix) else b""
+        room = size - len(before) - len(after)
+        if room <= 0:
+            return token_ids[:size]
+        body = token_ids[len(before) : len(token_ids) - len(after)]
+        return before + (body[-room:] if keep_end else body[:room]) + after
+
+    def _by_reference(self, texts: Sequence[str]) -> Packed:
+        try:
+            encodings = self._reference.encode_batch_fast(texts)
+        except TypeError:  # one lone surrogate, which UTF-8 cannot hold, fails the whole batch
+            encodings = self._reference.encode_batch_fast([_without_surrogates(text) for text in texts])
+        return pack([encoding.ids for encoding in encodings])
+
+
+class Detokenizer:
+    """Turns the tokens of one text into characters; the bytes of an incomplete character wait for the rest."""
+
+    def __init__(self, reference: Reference, prompt_ids: list[int]) -> None:
+        self._reference = reference
+        self._stream = DecodeStream(ids=prompt_ids, skip_special_tokens=True)
+
+    def step(self, token_id: int) -> str:
+        """The characters that this token completes; none for a special token."""
+        try:
+            return self._stream.step(self._reference, token_id) or ""
+        except Exception:  # noqa: BLE001 - the binding's own error, for bytes that can never be UTF-8
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return self._stream.step(self._reference, token_id) or ""
+
+
+def _open_reference(file: Path) -> Reference:
+    content = file.read_bytes()
+    try:
+        reference = Reference.from_buffer(content)
+    except Exception as error:  # the binding raises bare Exception
+        raise ValueError(f"{file} is not a tokenizer: {error}") from error
+    reference.no_truncation()
+    reference.no_padding()
+    return reference
+
+
+def _special_ids(reference: Reference) -> tuple[bytes, bytes]:
+    """The special tokens that the tokenizer adds before and after a text; int32 little endian."""
+    bare = reference.encode("a", add_special_tokens=False).ids
+    whole = reference.encode("a").ids
+    for start in range(len(whole) - len(bare) + 1):
+        if whole[start : start + len(bare)] == bare:
+            return np.array(whole[:start], _INT32).tobytes(), np.array(whole[start + len(bare) :], _INT32).tobytes()
+    return b"", b""
+
+
+def _merged(first: Packed, first_places: list[int], second: Packed, second_places: list[int]) -> TokenBatch:
+    """Two packed batches, merged in the order of their texts."""
+    ids = np.concatenate((first[0], second[0]))
+    lengths = np.concatenate((first[1], second[1]))
+    order = np.argsort(np.concatenate((first_places, second_places)), kind="stable")
+    starts = np.cumsum(lengths) - lengths
+    ordered = lengths[order]
+    shift = starts[order] - (np.cumsum(ordered) - ordered)
+    return TokenBatch(ids[np.arange(len(ids)) + np.repeat(shift, ordered)], ordered)
+
+
+def _without_surrogates(text: str) -> str:
+    return text.encode(*_SURROGATES).decode("utf-16-le", "replace")

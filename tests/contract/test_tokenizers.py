@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.tokenizers.fast_tokenizer import FastTokenizer
 from aggregator.tokenizers.tokenizer import Tokenizer
 from tests.support.fake_tokenizer import FakeTokenizer, wordpiece_files, write
 
@@ -18,7 +17,7 @@ TEXTS = ["hello world", "who", "hello world", "naïve", "", "hello who hello who
 def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
     if request.param == "fake":
         return FakeTokenizer()
-    return FastTokenizer(write(wordpiece_files(), tmp_path), fast=request.param == "fast")
+    return Tokenizer(write(wordpiece_files(), tmp_path), fast=request.param == "fast")
 
 
 def test_texts_are_packed_end_to_end_in_their_order(tokenizer: Tokenizer) -> None:

@@ -24,6 +24,7 @@ from aggregator.sources.http.generation import DONE, ChatRequest, CompletionRequ
 from aggregator.sources.http.scores import read_classify, read_rerank, read_score
 from aggregator.sources.http.service import Read
 from aggregator.sources.wire.values import Message, decode_request
+from aggregator.tokenizers.tokenizer import Detokenizer
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.generation.v1 import generation_pb2 as pb
 from tests.fuzz.target import Target
@@ -46,9 +47,13 @@ class _AnyRevision(Revisions):
         return ""
 
 
-class _Letters:
+class _Letters(Detokenizer):
     """Each token is a letter."""
 
+    def __init__(self) -> None:
+        pass
+
+    @override
     def step(self, token_id: int) -> str:
         return chr(97 + token_id % 26)
 

@@ -8,26 +8,29 @@ from pathlib import Path
 from zlib import crc32
 
 import numpy as np
+from typing_extensions import override
 
 from aggregator.tokenizers.pairs import PairFrame
-from aggregator.tokenizers.tokenizer import TokenBatch
+from aggregator.tokenizers.tokenizer import Detokenizer, TokenBatch, Tokenizer
 
 FIRST, LAST = 1, 2
 """What FakeTokenizer puts before and after every text."""
 
 
-class FakeTokenizer:
+class FakeTokenizer(Tokenizer):
     """One token per word, its id the word's number or hash; keeps what it was asked."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, ...]] = []
 
+    @override
     def count(self, texts: Sequence[str]) -> TokenBatch:
         self.calls.append(tuple(texts))
         rows = [self.ids(text) for text in texts]
         ids = np.concatenate([np.empty(0, np.int32), *rows])
         return TokenBatch(ids.astype(np.int32), np.array([len(row) for row in rows], np.int32))
 
+    @override
     def truncate_ids(self, token_ids: bytes, max_tokens: int, *, keep_end: bool) -> bytes:
         ids = np.frombuffer(token_ids, np.int32)
         if len(ids) <= max_tokens:
@@ -37,11 +40,16 @@ class FakeTokenizer:
         body = body[len(body) - room :] if keep_end else body[:room]
         return np.concatenate((ids[:1], body, ids[-1:])).tobytes()
 
-    special_ids = FIRST.to_bytes(4, "little"), LAST.to_bytes(4, "little")
+    @property
+    @override
+    def special_ids(self) -> tuple[bytes, bytes]:
+        return FIRST.to_bytes(4, "little"), LAST.to_bytes(4, "little")
 
+    @override
     def without_special(self, token_ids: bytes) -> bytes:
         return token_ids[4:-4]
 
+    @override
     def pair_frame(self, *, token_types: bool) -> PairFrame:
         """FIRST, the first text, LAST, the second text, LAST: as BERT."""
         del token_types
@@ -54,9 +62,13 @@ class FakeTokenizer:
         return np.array([FIRST, *words, LAST], np.int32)
 
 
-class Letters:
+class Letters(Detokenizer):
     """A detokenizer: token id n is the letter of that code."""
 
+    def __init__(self) -> None:
+        pass
+
+    @override
     def step(self, token_id: int) -> str:
         return chr(token_id)
 

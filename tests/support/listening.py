@@ -35,7 +35,7 @@ from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.grpc.listener import GrpcSource
 from aggregator.sources.http.listener import HttpSource
 from aggregator.tokenizers.counting import Counting
-from aggregator.tokenizers.fast_tokenizer import FastTokenizer
+from aggregator.tokenizers.tokenizer import Tokenizer
 from k8s.process.metrics_buffer import MetricsBuffer
 from modelserver.engines.synthetic import vectors
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -76,9 +76,9 @@ def slow_engine(
 
 
 @cache
-def tokenizer() -> FastTokenizer:
+def tokenizer() -> Tokenizer:
     """MiniLM's; opened once, as that takes a second."""
-    return FastTokenizer(MODEL_FOLDER)
+    return Tokenizer(MODEL_FOLDER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS
 from aggregator.sources.wire.fields import MAX_INT32
-from aggregator.tokenizers.tokenizer import GenerationTokenizer
+from aggregator.tokenizers.tokenizer import Tokenizer
 from protos.generation.v1 import generation_pb2 as pb
 
 DONE = b"data: [DONE]\n\n"
@@ -224,7 +224,7 @@ class Writer:
         self,
         request: Request,
         asked: CompletionRequest | ChatRequest,
-        tokenizer: Callable[[], GenerationTokenizer],
+        tokenizer: Callable[[], Tokenizer],
     ) -> None:
         assert request.generation is not None, "An embedding request was answered with a text. This is a bug."
         self._request = request

@@ -32,7 +32,7 @@ from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.http.scores import read_classify, read_rerank, read_score
 from aggregator.sources.wire.decode import SMALL_BYTES
 from aggregator.sources.wire.values import Message
-from aggregator.tokenizers.tokenizer import GenerationTokenizer
+from aggregator.tokenizers.tokenizer import Tokenizer
 from protos.generation.v1.generation_pb2 import GenerateRequest
 
 _EVENTS = {"content-type": "text/event-stream", "cache-control": "no-cache"}
@@ -244,14 +244,14 @@ class OpenAIService:
                     await call.news()
             exchange.end_stream()
 
-    def _tokenizer_of(self, request: Request) -> Callable[[], GenerationTokenizer]:
+    def _tokenizer_of(self, request: Request) -> Callable[[], Tokenizer]:
         """The tokenizer of its revision, which is known only after admission."""
 
-        def tokenizer() -> GenerationTokenizer:
+        def tokenizer() -> Tokenizer:
             assert request.generation is not None, "A text has no generation. This is a bug."
             revisions = self._models.find(request.model, request.task).revisions
             served = revisions.get(request.generation.model_revision) or next(iter(revisions.values()))
-            return served.generation_tokenizer
+            return served.tokenizer
 
         return tokenizer
 
@@ -266,7 +266,7 @@ class OpenAIService:
         counted = await served.counting.count([asked.prompt], long=len(asked.prompt) > LONG_CHARACTERS)
         ids = counted.ids.tolist()
         if not asked.add_special_tokens:
-            ids = np.frombuffer(served.generation_tokenizer.without_special(counted.ids.tobytes()), "<i4").tolist()
+            ids = np.frombuffer(served.tokenizer.without_special(counted.ids.tobytes()), "<i4").tolist()
         found = {"count": len(ids), "max_model_len": served.description.max_input_tokens, "tokens": ids}
         exchange.answer(200, msgspec.json.encode(found), {})
 
@@ -278,7 +278,7 @@ class OpenAIService:
             raise FieldError(f"more than {served.description.max_input_tokens} token ids", "tokens")
         if any(token >= size for token in asked.tokens):
             raise FieldError(f"a token id is not below {size}, the size of the vocabulary", "tokens")
-        detokenizer = served.generation_tokenizer.detokenizer(b"")
+        detokenizer = served.tokenizer.detokenizer(b"")
         text = "".join(map(detokenizer.step, asked.tokens))
         exchange.answer(200, msgspec.json.encode({"prompt": text}), {})
 

@@ -18,7 +18,7 @@ import numpy as np
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from aggregator.tokenizers.fast_tokenizer import FastTokenizer
+from aggregator.tokenizers.tokenizer import Tokenizer
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.lab.processor import cpu_s
 from loadtest.options import unique
@@ -207,7 +207,7 @@ async def create_topics(bootstrap: str, names: Sequence[str], partitions: int = 
 
 def mean_tokens(queries: int) -> float:
     """Tokens of one of them, by MiniLM's tokenizer."""
-    return float(np.mean(FastTokenizer(tokenizer_folder()).count(texts(queries)).lengths))
+    return float(np.mean(Tokenizer(tokenizer_folder()).count(texts(queries)).lengths))
 
 
 def texts(queries: int) -> list[str]:

@@ -23,7 +23,7 @@ from transformers import AutoTokenizer  # noqa: E402
 from vllm import LLM, CompletionOutput, SamplingParams, TokensPrompt  # noqa: E402
 
 from aggregator.request.generation import Generation  # noqa: E402
-from aggregator.tokenizers.fast_tokenizer import FastTokenizer  # noqa: E402
+from aggregator.tokenizers.tokenizer import Tokenizer  # noqa: E402
 from loadtest.texts.smollm2 import smollm2  # noqa: E402
 from modelserver.engines.core import LoadOptions  # noqa: E402
 from modelserver.engines.vllm_generator import VllmGenerator, load  # noqa: E402
@@ -67,7 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
 Told = dict[str, Any]
 
 
-def ours(engine: VllmGenerator, tokenizer: FastTokenizer, prompts: list[list[int]]) -> dict[str, list[Told]]:
+def ours(engine: VllmGenerator, tokenizer: Tokenizer, prompts: list[list[int]]) -> dict[str, list[Told]]:
     """By case, a text for each prompt, as the aggregator would have it; all run at once."""
     texts: dict[str, Generation] = {}
     logprobs: dict[str, list[list[list[float]]]] = {}
@@ -123,7 +123,7 @@ def _told(output: CompletionOutput) -> Told:
     }
 
 
-def spelled(tokenizer: FastTokenizer, script: str) -> str:
+def spelled(tokenizer: Tokenizer, script: str) -> str:
     """A text of these characters, as a caller gets it who reads every token."""
     text = Generation(generation_pb2.Sampling())
     prompt = tokenizer.count(["x"]).ids.tobytes()
@@ -135,7 +135,7 @@ def spelled(tokenizer: FastTokenizer, script: str) -> str:
     return "".join(deltas)
 
 
-def chats(tokenizer: FastTokenizer, folder: str) -> list[str]:
+def chats(tokenizer: Tokenizer, folder: str) -> list[str]:
     """A chat as a prompt, by transformers and by this project."""
     messages = [{"role": role, "content": content} for role, content in CHAT]
     reference: Any = AutoTokenizer.from_pretrained(folder)
@@ -197,7 +197,7 @@ def freed(engine: VllmGenerator, ids: list[int]) -> list[int]:
 def main(file: Path) -> None:
     """Run all, and write it."""
     folder = str(smollm2())
-    tokenizer = FastTokenizer(Path(folder))
+    tokenizer = Tokenizer(Path(folder))
     prompts = [tokenizer.count([prompt]).ids.tolist() for prompt in PROMPTS]
     common: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_model_len": MAX_LEN, "block_size": 32}
     llm = LLM(folder, max_num_seqs=64, **common)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from aggregator.request.generation import Generation, logprobs_of
+from aggregator.tokenizers.tokenizer import Detokenizer
 from protos.generation.v1 import generation_pb2 as pb
 
 
-class Letters:
+class Letters(Detokenizer):
     """Token id n is the n-th of these pieces."""
 
     def __init__(self, *pieces: str) -> None:

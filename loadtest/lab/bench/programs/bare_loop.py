@@ -22,7 +22,7 @@ import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from aggregator.sources.kafka.outgoing import partitions_by_key
-from aggregator.tokenizers.fast_tokenizer import FastTokenizer
+from aggregator.tokenizers.tokenizer import Tokenizer
 from loadtest.lab.bench.setting import PARTITIONS
 from loadtest.stack.instant_modelserver import DIMENSIONS, MESSAGE_LIMITS, MODEL, tokenizer_folder
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -47,7 +47,7 @@ class BareLoop:
         self._server = server
         self._replies = replies
         self._token_budget = token_budget
-        self._tokenizer = FastTokenizer(tokenizer_folder())
+        self._tokenizer = Tokenizer(tokenizer_folder())
         self._worker = ThreadPoolExecutor(1)
 
     async def run(self) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import uvloop
 from redis.asyncio import Redis
 
-from aggregator.tokenizers.fast_tokenizer import FastTokenizer
+from aggregator.tokenizers.tokenizer import Tokenizer
 from loadtest.lab.bench.programs.bare_loop import reply
 from loadtest.stack.instant_modelserver import MESSAGE_LIMITS, tokenizer_folder
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -44,7 +44,7 @@ return taken
 
 async def pull(options: argparse.Namespace) -> None:
     host, _, port = options.redis.rpartition(":")
-    tokenizer = FastTokenizer(tokenizer_folder())
+    tokenizer = Tokenizer(tokenizer_folder())
     client: Any = Redis(host=host, port=int(port))
     async with client, grpc.aio.insecure_channel(options.server, options=MESSAGE_LIMITS) as channel:
         server: Any = modelserver_pb2_grpc.ModelServerStub(channel)

@@ -15,7 +15,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from aggregator.tokenizers.fast_tokenizer import FastTokenizer
+from aggregator.tokenizers.tokenizer import Tokenizer
 from loadtest.clients.kafka_connection import connected
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.lab.bench.figures import Figure
@@ -193,7 +193,7 @@ class List(OfRedis):
 
     def __init__(self, plan: Plan, server: ModelServer, settings: dict[str, str]) -> None:
         super().__init__(plan, server, settings)
-        self._tokenizer = FastTokenizer(tokenizer_folder())
+        self._tokenizer = Tokenizer(tokenizer_folder())
 
     @override
     def _part(self, address: str) -> Part:

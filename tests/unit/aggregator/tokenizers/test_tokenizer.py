@@ -14,8 +14,7 @@ from tokenizers import models
 
 from aggregator.tokenizers import fast_path
 from aggregator.tokenizers.fast_path import FastPath, open_fast_path
-from aggregator.tokenizers.fast_tokenizer import FastTokenizer
-from aggregator.tokenizers.tokenizer import TokenBatch
+from aggregator.tokenizers.tokenizer import TokenBatch, Tokenizer
 from tests.support.fake_tokenizer import wordpiece_files, write
 
 MINILM = Path(minilm).parent / "model"
@@ -57,8 +56,8 @@ def reference() -> Reference:
 
 
 @pytest.fixture(scope="module")
-def minilm_tokenizer() -> FastTokenizer:
-    return FastTokenizer(MINILM)
+def minilm_tokenizer() -> Tokenizer:
+    return Tokenizer(MINILM)
 
 
 @pytest.fixture
@@ -70,16 +69,16 @@ def expected(reference: Reference, texts: Sequence[str]) -> list[list[int]]:
     return [encoding.ids for encoding in reference.encode_batch(list(texts))]
 
 
-def test_the_fast_path_passes_its_check_on_a_real_model(minilm_tokenizer: FastTokenizer) -> None:
+def test_the_fast_path_passes_its_check_on_a_real_model(minilm_tokenizer: Tokenizer) -> None:
     assert minilm_tokenizer.uses_fast_path
 
 
-def test_every_real_question_gets_the_reference_ids(minilm_tokenizer: FastTokenizer, reference: Reference) -> None:
+def test_every_real_question_gets_the_reference_ids(minilm_tokenizer: Tokenizer, reference: Reference) -> None:
     questions = QUESTIONS.read_text(encoding="utf-8").splitlines()
     assert rows(minilm_tokenizer.count(questions)) == expected(reference, questions)
 
 
-def test_weird_texts_get_the_reference_ids(minilm_tokenizer: FastTokenizer, reference: Reference) -> None:
+def test_weird_texts_get_the_reference_ids(minilm_tokenizer: Tokenizer, reference: Reference) -> None:
     assert rows(minilm_tokenizer.count(WEIRD)) == expected(reference, WEIRD)
     for text in WEIRD:
         assert rows(minilm_tokenizer.count([text])) == expected(reference, [text])
@@ -88,7 +87,7 @@ def test_weird_texts_get_the_reference_ids(minilm_tokenizer: FastTokenizer, refe
 @settings(deadline=None)  # the machine may be busy
 @given(st.lists(st.one_of(st.text(max_size=40), st.sampled_from(["who is it", "hello world", "3.14"])), max_size=40))
 def test_any_mixture_of_texts_gets_the_reference_ids_in_order(
-    minilm_tokenizer: FastTokenizer, reference: Reference, texts: list[str]
+    minilm_tokenizer: Tokenizer, reference: Reference, texts: list[str]
 ) -> None:
     batch = minilm_tokenizer.count(texts)
     assert batch.ids.dtype == batch.lengths.dtype == np.int32
@@ -97,12 +96,12 @@ def test_any_mixture_of_texts_gets_the_reference_ids_in_order(
 
 def test_the_files_own_truncation_and_padding_are_not_applied(small: Path) -> None:
     for fast in (True, False):
-        counted = FastTokenizer(small, fast=fast).count(["hello", "hello " * 40])
+        counted = Tokenizer(small, fast=fast).count(["hello", "hello " * 40])
         assert counted.lengths.tolist() == [3, 42]
 
 
 def test_one_lone_surrogate_does_not_hurt_the_other_texts(small: Path) -> None:
-    tokenizer = FastTokenizer(small)
+    tokenizer = Tokenizer(small)
     counted = tokenizer.count(["hello", "lone \ud800 surrogate", "hello"])
     assert len(counted.lengths) == 3
     assert rows(counted)[0] == rows(counted)[2] == rows(tokenizer.count(["hello"]))[0]
@@ -111,7 +110,7 @@ def test_one_lone_surrogate_does_not_hurt_the_other_texts(small: Path) -> None:
 def test_another_kind_of_model_is_left_to_the_reference(tmp_path: Path) -> None:
     reference = Reference(models.BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")]))
     reference.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = FastTokenizer(tmp_path)
+    tokenizer = Tokenizer(tmp_path)
     assert not tokenizer.uses_fast_path
     assert rows(tokenizer.count(["ab", "ba"])) == [[2], [1, 0]]
 
@@ -119,9 +118,9 @@ def test_another_kind_of_model_is_left_to_the_reference(tmp_path: Path) -> None:
 def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
-        FastTokenizer(tmp_path)
+        Tokenizer(tmp_path)
     with pytest.raises(FileNotFoundError):
-        FastTokenizer(tmp_path / "nowhere")
+        Tokenizer(tmp_path / "nowhere")
 
 
 class Wrong:
@@ -156,8 +155,8 @@ def test_a_fast_path_found_wrong_in_operation_is_never_used_again(
     def open_wrong(_: Path, its_reference: Reference, on_check: fast_path.OnCheck) -> FastPath:
         return FastPath(wrong, its_reference, on_check)  # type: ignore[arg-type]  # encode is not reached
 
-    monkeypatch.setattr("aggregator.tokenizers.fast_tokenizer.open_fast_path", open_wrong)
-    tokenizer = FastTokenizer(small, on_check=lambda checked, differing: checks.append((checked, differing)))
+    monkeypatch.setattr("aggregator.tokenizers.tokenizer.open_fast_path", open_wrong)
+    tokenizer = Tokenizer(small, on_check=lambda checked, differing: checks.append((checked, differing)))
     assert rows(tokenizer.count(texts)) == expected(reference, texts)
     used = [tokenizer.uses_fast_path]
     assert rows(tokenizer.count(texts)) == expected(reference, texts)
