@@ -1,4 +1,4 @@
-"""The interfaces to model servers: what a server is, what is sent to it and comes back, and the pool of servers."""
+"""The interfaces to model servers: what a server is, what is sent to it and comes back."""
 
 from __future__ import annotations
 
@@ -224,18 +224,6 @@ class GeneratingModelServer(ModelServer, Protocol):
     @property
     def last_steps(self) -> Sequence[GenerationLoad]:
         """The same after each of its last steps, in their order; not all of them."""
-        ...
-
-
-class Pool(Protocol):
-    """The model servers; it reports to the pipeline as they join and leave."""
-
-    async def run(self, members: PoolMembers) -> None:
-        """Keep a connection to every configured server until cancelled; `members` receive each join and leave."""
-        ...
-
-    def suspect(self, server: ModelServer) -> None:
-        """A batch failed there: remove it now, probe it, and let it join again once it answers."""
         ...
 
 

@@ -16,12 +16,13 @@ from typing import cast
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerBusy, ModelServerLost, ModelServerTimedOut
-from aggregator.model_server import GeneratingModelServer, ModelServer, Pool, outgoing
+from aggregator.model_server import GeneratingModelServer, ModelServer, outgoing
 from aggregator.observability.costs import REST
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.completion import complete_input, share_out
 from aggregator.pipeline.generation import RunningSequence, first_tokens
+from aggregator.replicas.pool import ModelServers
 from aggregator.request.request import Failure, Outcome, Request
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import StepReport
@@ -38,7 +39,7 @@ class BatchExecutor:
     `complete` replies to requests; `changed` is called when a sequence left a server of a revision.
     """
 
-    pool: Pool
+    pool: ModelServers
     limits: AdmissionLimits
     metrics: Metrics
     tracing: Tracing

@@ -23,11 +23,12 @@ from aggregator.admission.models import Models, ServedTask
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.admission.routing import UNQUEUED, route_all, unroute
 from aggregator.errors import Code, ModelUnavailable, unless_cancelled
-from aggregator.model_server import ModelServer, Pool
+from aggregator.model_server import ModelServer
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.completion import Completion, complete_input
 from aggregator.pipeline.execute import BatchExecutor
+from aggregator.replicas.pool import ModelServers
 from aggregator.reports.demand import DemandMeter
 from aggregator.request.request import Failure, Receive, Request, Source
 from aggregator.scheduler.dispatcher import Batch
@@ -49,7 +50,7 @@ class Pipeline:
     def __init__(
         self,
         models: Models,
-        pool: Pool,
+        pool: ModelServers,
         metrics: Metrics,
         tracing: Tracing,
         *,

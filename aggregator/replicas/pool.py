@@ -55,7 +55,7 @@ class ProbePolicy:
 
 
 class ModelServers:
-    """The model servers at changing addresses; a `Pool`."""
+    """The model servers at changing addresses; it reports to the pipeline as they join and leave."""
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class ModelServers:
         self._watches: dict[Target, ModelServerWatch] = {}
 
     async def run(self, members: PoolMembers) -> None:
+        """Keep a connection to every configured server until cancelled; `members` receive each join and leave."""
         async with asyncio.TaskGroup() as tasks:
             running: dict[Target, asyncio.Task[None]] = {}
             async for targets in self._targets:
@@ -89,6 +90,7 @@ class ModelServers:
                     running[target] = tasks.create_task(watch.run(), name=f"model server {target.address}")
 
     def suspect(self, server: ModelServer) -> None:
+        """A batch failed there: remove it now, probe it, and let it join again once it answers."""
         for watch in self._watches.values():
             watch.suspect(server)
 

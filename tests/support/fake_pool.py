@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from typing_extensions import override
+
 from aggregator.model_server import ModelServer, PoolMembers
+from aggregator.replicas.pool import ModelServers
 from aggregator.tokenizers.tokenizer import Tokenizer
 from tests.support.fake_tokenizer import FakeTokenizer
 
@@ -14,7 +17,7 @@ _RETURNS_S = 1.0
 
 
 @dataclass(eq=False)
-class FakePool:
+class FakePool(ModelServers):
     """Announces its engines at once; notes suspects, and announces those again a while later."""
 
     engines: Sequence[ModelServer] = ()
@@ -22,14 +25,16 @@ class FakePool:
     suspects: list[ModelServer] = field(default_factory=list[ModelServer])
     members: PoolMembers | None = None
 
+    @override
     async def run(self, members: PoolMembers) -> None:
         self.members = members
         for engine in self.engines:
             members.join(engine, self.tokenizer)
         await asyncio.Event().wait()
 
-    def suspect(self, engine: ModelServer) -> None:
-        self.suspects.append(engine)
+    @override
+    def suspect(self, server: ModelServer) -> None:
+        self.suspects.append(server)
         if self.members is not None:
-            self.members.leave(engine)
-            asyncio.get_running_loop().call_later(_RETURNS_S, self.members.join, engine, self.tokenizer)
+            self.members.leave(server)
+            asyncio.get_running_loop().call_later(_RETURNS_S, self.members.join, server, self.tokenizer)
