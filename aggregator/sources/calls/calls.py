@@ -159,17 +159,40 @@ class CallBatcher:
 
 
 _REST = 9.0
-"""How many times as long as a message took the next one waits: parsing holds the lock that the event loop needs."""
+"""How many times as long as a message took the next one waits: decoding holds the lock that the event loop needs."""
 
 Read = Callable[[bytes, Identity], tuple[Message, Call]]
 """Decodes a message, and makes the origin of its request. Raises TokenbatchError."""
-_Asked = tuple[Read, bytes, Identity, float, float, float]
-"""A message; when it came (monotonic, and by the wall clock), and its deadline (monotonic)."""
+
+
+@dataclass(slots=True)
+class _Arrived:
+    """A call's message: when it came (monotonic, and by the wall clock), and the call's deadline (monotonic)."""
+
+    read: Read
+    data: bytes
+    identity: Identity
+    received_s: float
+    wall_s: float
+    deadline_s: float
+
+    def decode(self) -> Request:
+        """The request in it. Raises TokenbatchError."""
+        message, call = self.read(self.data, self.identity)
+        return decode_request(
+            message,
+            self.identity.defaults,
+            call,
+            received_s=self.received_s,
+            wall_s=self.wall_s,
+            deadline_s=self.deadline_s,
+            traceparent=self.identity.traceparent,
+        )
 
 
 @dataclass(eq=False)
 class Calls:
-    """The common part of all calls: the caller, limits, parsing, deadlines, cancellation."""
+    """The common part of all calls: the caller, limits, decoding, deadlines, cancellation."""
 
     batcher: CallBatcher
     cancel: GiveUp
@@ -177,7 +200,7 @@ class Calls:
     load: Load
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
     wall_clock: Callable[[], float] = field(default=time.time, kw_only=True)
-    _parsing: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    _decoding: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     _rested_s: float = field(init=False, default=-inf)
 
     def take(self, data: bytes, identity: Identity, deadline_s: float, room: Room, read: Read) -> Request:
@@ -185,14 +208,14 @@ class Calls:
 
         Raises TokenbatchError.
         """
-        request = _request_in(read, data, identity, self.clock(), self.wall_clock(), deadline_s)
-        return self._counted(request, identity, room)
+        arrived = _Arrived(read, data, identity, self.clock(), self.wall_clock(), deadline_s)
+        return self._counted(arrived.decode(), identity, room)
 
     async def take_large(self, data: bytes, identity: Identity, deadline_s: float, room: Room, read: Read) -> Request:
         """The request in a message of any size."""
         if len(data) <= SMALL_BYTES:
             return self.take(data, identity, deadline_s, room, read)
-        request = await self._parse_large(read, data, identity, self.clock(), self.wall_clock(), deadline_s)
+        request = await self._decode_large(_Arrived(read, data, identity, self.clock(), self.wall_clock(), deadline_s))
         room.charge(sum(map(getsizeof, request.inputs)) - len(data))  # texts can take four times their UTF-8
         return self._counted(request, identity, room)
 
@@ -202,17 +225,17 @@ class Calls:
             room.also_count_for(tenant_holder(request.tenant))
         return request
 
-    async def _parse_large(self, *asked: *_Asked) -> Request:
+    async def _decode_large(self, arrived: _Arrived) -> Request:
         """In the slow lane, with rests: those who send large ones wait for each other, and leave the lane to others."""
 
         def work() -> Request:
             began_s = time.thread_time()
             try:
-                return _request_in(*asked)
+                return arrived.decode()
             finally:
                 self._rested_s = self.clock() + _REST * (time.thread_time() - began_s)
 
-        async with self._parsing:
+        async with self._decoding:
             await asyncio.sleep(self._rested_s - self.clock())
             return await in_slow_lane(work)
 
@@ -236,20 +259,6 @@ class Calls:
         except (asyncio.CancelledError, TimeoutError):
             self.give_up(request)
             raise
-
-
-def _request_in(*asked: *_Asked) -> Request:
-    read, data, identity, received_s, wall_s, deadline_s = asked
-    message, call = read(data, identity)
-    return decode_request(
-        message,
-        identity.defaults,
-        call,
-        received_s=received_s,
-        wall_s=wall_s,
-        deadline_s=deadline_s,
-        traceparent=identity.traceparent,
-    )
 
 
 def failure_of(error: Exception) -> Failure:
