@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import logging
 import signal
@@ -68,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code of the command."""
     open_files.raise_limit()
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest", description="Run tokenbatch here, load it, simulate it and measure it."
+    )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in (*COMMANDS, *LAB):
         subparser = commands.add_parser(
@@ -83,11 +86,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # What aiokafka retries it also logs as an error; what it gives up on it raises.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
-        with _sigterm_as_interrupt(), heap.frozen() if options.calls else nullcontext():
+        with _sigterm_as_interrupt(), _frozen_heap() if options.calls else nullcontext():
             code: int = options.run(options)
     except KeyboardInterrupt:
         return 130
     return code
+
+
+@contextmanager
+def _frozen_heap() -> Generator[None]:
+    """Collections skip what is loaded by now, as in the processes that are measured."""
+    thresholds = gc.get_threshold()
+    heap.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator
-from contextlib import contextmanager
 
 _YOUNG, _SURVIVED, _FULL = 10_000, 4, 1_000
 """The thresholds of the three generations (`gc.set_threshold`).
@@ -20,15 +18,3 @@ def freeze() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, _SURVIVED, _FULL)
-
-
-@contextmanager
-def frozen() -> Generator[None]:
-    """The same for a while, for a process that measures latencies."""
-    thresholds = gc.get_threshold()
-    freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        gc.set_threshold(*thresholds)

@@ -207,8 +207,8 @@ class StepLoad:
 class EngineLoad:
     """The work that an engine holds between two steps.
 
-    decoding: generations whose prompt is computed. begun: tokens left of each prompt that is computed in part.
-    waiting_tokens: of prompts that are not begun. embeddings: tokens left of each embedding.
+    `decoding`: generations whose prompt is computed. `begun`: tokens left of each prompt that is computed in part.
+    `waiting_tokens`: of prompts that are not begun. `embeddings`: tokens left of each embedding.
     """
 
     decoding: int = 0
