@@ -34,7 +34,7 @@ class Value:
 
 
 class Published:
-    """The figures of one scaler. A figure that is too old is an error."""
+    """The figures of one scaler. A figure that is too old is an error; `trouble` says which input is missing."""
 
     def __init__(self, models: Sequence[str], scaler: str, max_age_s: float, clock: Callable[[], float]) -> None:
         """`scaler`: the Service of this one."""
@@ -46,7 +46,7 @@ class Published:
         self.figures: dict[str, Figure] = {}
         self.of_peers: Mapping[str, float] = {}
         self.busy: tuple[float, float] | None = None
-        self.explain: Callable[[], str] = lambda: "nothing was measured yet"
+        self.trouble = "nothing was measured yet"
 
     def query(self, metric: str, wanted: Mapping[str, str] = _ALL) -> Sequence[Value]:
         """The series that have these labels. Raises UnknownMetric, StaleInputError."""
@@ -88,7 +88,7 @@ class Published:
     def _figure(self, model: str) -> Figure:
         figure = self.figures.get(model)
         if figure is None or self._clock() - figure.measured_s > self._max_age_s:
-            raise StaleInputError(f"the demand for {model} is not known: {self.explain()}")
+            raise StaleInputError(f"the demand for {model} is not known: {self.trouble}")
         return figure
 
     def _required(self, model: str) -> float:
@@ -108,7 +108,7 @@ class Published:
 
     def _busy_share(self) -> float:
         if self.busy is None or self._clock() - self.busy[1] > self._max_age_s:
-            raise StaleInputError(f"how busy the aggregators are is not known: {self.explain()}")
+            raise StaleInputError(f"how busy the aggregators are is not known: {self.trouble}")
         return self.busy[0]
 
     def _highest(self, model: str, figure: Figure) -> float:

@@ -22,23 +22,17 @@ class Replicas:
     measured_s: float
 
 
-_NO_LOAD = Load(0.0, 0.0, None, 0.0)
-
-
 @dataclass(frozen=True, slots=True)
 class Figure:
     """The published figure of one model; `measured_s` is the time of its oldest input.
 
     `saw_scale_up` is false while pods are pending that were asked for before this replica of the scaler started.
-    `load`: the load that it follows from. `replicas_in_use`: model servers that the aggregators use.
     """
 
     required_replicas: float
     lag_records: int
     measured_s: float
     saw_scale_up: bool = True
-    load: Load = _NO_LOAD
-    replicas_in_use: int = 0
 
 
 class TopicShares:
@@ -117,10 +111,7 @@ class ModelFigures:
             at_floor=_at_floor(models),
         )
         required = self._demand.publish(load, now_s)
-        in_use = len({replica.address for model in models for replica in model.replicas})
-        return Figure(
-            required, unread + round(self._share * entries), measured_s, self._demand.saw_scale_up, load, in_use
-        )
+        return Figure(required, unread + round(self._share * entries), measured_s, self._demand.saw_scale_up)
 
     def _waiting_entries(self, answers: Sequence[pb.GetDemandResponse]) -> tuple[int, float]:
         """Entries in the model's Redis streams that nobody has claimed, and their tokens; all aggregators read each."""

@@ -47,7 +47,6 @@ class Measuring:
         self._peers = peers
         self._kubernetes = kubernetes
         self._published = published
-        published.explain = self._trouble
         self._clock = clock
         self._ends: LogEnds | None = None
         self._replicas: dict[str, Replicas] = {}
@@ -82,6 +81,7 @@ class Measuring:
                     tasks.create_task(self._read_replicas(self._kubernetes, model), name=f"read {model.deployment}")
         self._published.of_peers = peers.result()
         self._publish()
+        self._published.trouble = self._trouble()
 
     def _publish(self) -> None:
         published, answers = self._published, self._aggregators.answers()

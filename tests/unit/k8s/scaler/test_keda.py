@@ -80,7 +80,7 @@ async def test_the_stream_tells_at_once_and_at_each_change(operator: Operator) -
 
 async def test_what_is_stale_is_an_error_to_keda(operator: Operator) -> None:
     operator.now_s = 200.0
-    operator.published.explain = lambda: "no aggregator has answered"
+    operator.published.trouble = "no aggregator has answered"
     request = pb.GetMetricsRequest(scaledObjectRef=reference(), metricName="embed_required_replicas")
     for call in (operator.stub.IsActive(reference()), operator.stub.GetMetrics(request)):
         with pytest.raises(grpc.aio.AioRpcError) as caught:

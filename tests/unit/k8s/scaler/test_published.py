@@ -33,7 +33,7 @@ def test_a_figure_is_found_by_name_and_label() -> None:
 def test_one_series_that_is_old_makes_the_whole_answer_an_error() -> None:
     published = publish(ManualClock(100.0))
     published.figures = {"m": Figure(2.5, 7, 100.0), "n": Figure(1.0, 0, 70.0)}
-    published.explain = lambda: "Kafka does not answer"
+    published.trouble = "Kafka does not answer"
     assert len(published.query(REQUIRED_REPLICAS, M)) == 1
     with pytest.raises(StaleInputError, match="n is not known: Kafka does not answer"):
         published.query(REQUIRED_REPLICAS)

@@ -103,7 +103,7 @@ async def test_a_certificate_of_another_authority_does_not_connect(server: Serve
 
 async def test_what_is_stale_is_unavailable_and_says_why(server: Server) -> None:
     server.now_s = 200.0
-    server.published.explain = lambda: "Kafka does not answer"
+    server.published.trouble = "Kafka does not answer"
     code, answer = await server.ask(METRIC)
     assert (code, answer["reason"]) == (503, "ServiceUnavailable")
     assert "Kafka does not answer" in answer["message"]
