@@ -176,7 +176,7 @@ class Pipeline:
     # 3. Dispatch: at every change, and at the times that the dispatcher asks for, send the due batches.
 
     async def dispatch(self) -> None:
-        """Send each batch when its replica takes it: work-conserving, without a time window."""
+        """Send each batch when its replica takes it; there is no time window."""
         loop = asyncio.get_running_loop()
         while True:
             self._something_changed.clear()
