@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from loadtest.__main__ import main
-from loadtest.lab.sweep import SWEPT_ON, best, compare, settings
+from loadtest.lab.sweep import settings
 from loadtest.simulate import cases, clock
 from loadtest.simulate.core_aggregator import Mechanism
 from loadtest.simulate.load import Lengths, Steady, Steps
 from loadtest.simulate.outcome import Outcome
 from loadtest.simulate.scaling import Autoscale, HpaPolicy
 from loadtest.simulate.scenario import Fault, FaultKind, Kind, Policy, Scenario
-from loadtest.simulate.simulation import Pool, simulate
+from loadtest.simulate.simulation import simulate
 
 SHORT = Scenario("short", Steady(1500.0), 3.0, deadline_s=1.0, warm_up_s=0.0)
 POLICIES = [
@@ -84,19 +84,6 @@ def test_a_step_in_load_brings_pods_and_the_queue_is_worked_off_within_what_is_p
     promised_s = 60.0 + drain_s + autoscale.start_s + 2 * period_s
     assert all(moment["held_tokens"] < 30_000 for moment in trace if moment["time_s"] > promised_s)
     assert max(moment["held_tokens"] for moment in trace) > 100_000
-
-
-def test_a_sweep_finds_the_best_setting_and_winners_are_compared_seed_by_seed() -> None:
-    here = Pool(0)
-    found = best(Kind.SEQUENTIAL, SHORT, here)
-    tried = compare(SHORT, settings(Kind.SEQUENTIAL, SHORT), SWEPT_ON, here)
-    assert [one.policy.depth for one in tried] == [1, 2, 4]
-    assert next(one.rank for one in tried if one.policy == found) == min(one.rank for one in tried)
-    ours, other = compare(SHORT, [Policy(Kind.OURS), Policy(Kind.TIME_WINDOW, wait_s=0.02)], (1, 2), here)
-    mean, half = ours.interval("p99_s")
-    assert 0.0 < half < mean
-    beyond, _ = other.beyond(ours, "p99_s")
-    assert beyond == pytest.approx(other.interval("p99_s")[0] - mean)
 
 
 def test_a_profiles_curve_is_read_and_anything_else_refused(tmp_path: Path) -> None:
