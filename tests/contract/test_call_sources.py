@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -34,6 +34,7 @@ from aggregator.tokenizers.counting import Counting
 from k8s.process.metrics_buffer import MetricsBuffer
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
+from tests.support.fake_source import reply_all, take
 
 MATRIX = np.arange(8, dtype=np.float32).reshape(4, 2) + 1
 MAX_CALLS = 16
@@ -144,20 +145,6 @@ async def callers(request: pytest.FixtureRequest) -> AsyncIterator[Callers]:
         yield made
 
 
-async def take(source: CallSource, count: int) -> list[Request]:
-    """The next requests."""
-    taken: list[Request] = []
-    async with asyncio.timeout(60):
-        while len(taken) < count:
-            taken += await source.receivers[0]()
-    return taken
-
-
-async def reply(source: CallSource, requests: Sequence[Request]) -> None:
-    async for _ in source.reply(requests):
-        pass
-
-
 def computed(request: Request) -> Request:
     """Every input gets a row."""
     batch = CompletedBatch("b", "m", "r1", 0, MATRIX, 0.0, 0.0)
@@ -174,7 +161,7 @@ async def test_a_call_comes_as_it_was_sent_and_its_caller_gets_its_vectors(calle
     assert request.source is callers.source
     assert callers.source.refusable
     assert not calling.done()
-    await reply(callers.source, [computed(request)])
+    await reply_all(callers.source, [computed(request)])
     assert await calling == [row.tobytes() for row in MATRIX[:3]]
 
 
@@ -183,7 +170,7 @@ async def test_a_caller_gets_the_code_of_its_failure(callers: Callers, code: Cod
     calling = asyncio.create_task(callers.call("one"))
     (request,) = await take(callers.source, 1)
     request.fail(Failure(code, "why"))
-    await reply(callers.source, [request])
+    await reply_all(callers.source, [request])
     with pytest.raises(Failed, match=f"^{expected(code, type(callers))}$"):
         await calling
 
@@ -192,7 +179,7 @@ async def test_callers_get_their_own_answers_in_any_order(callers: Callers) -> N
     calling = [asyncio.create_task(callers.call(*["x"] * (number % 3 + 1))) for number in range(6)]
     requests = await take(callers.source, 6)
     for request in reversed(requests):
-        await reply(callers.source, [computed(request)])
+        await reply_all(callers.source, [computed(request)])
     assert [len(await each) for each in calling] == [1, 2, 3, 1, 2, 3]
 
 
@@ -223,7 +210,7 @@ async def test_more_calls_than_the_limit_are_refused_and_the_rest_answered(calle
     refused = [each for each in calling if each.done()]
     assert {str(each.exception()) for each in refused} == {str(expected(Code.RESOURCE_EXHAUSTED, type(callers)))}
     requests += await take(callers.source, len(calling) - len(refused) - len(requests))
-    await reply(callers.source, [computed(request) for request in requests])
+    await reply_all(callers.source, [computed(request) for request in requests])
     assert [len(await each) for each in calling if each not in refused] == [1] * len(requests)
 
 
@@ -232,6 +219,6 @@ async def test_a_stop_answers_what_is_open(callers: Callers) -> None:
     requests = await take(callers.source, 4)
     stopping: Any = asyncio.create_task(callers.source.stop(60.0))
     await asyncio.sleep(0.2)
-    await reply(callers.source, [computed(request) for request in requests])
+    await reply_all(callers.source, [computed(request) for request in requests])
     assert [len(await each) for each in calling] == [1] * 4
     await asyncio.wait_for(stopping, 60)

@@ -15,7 +15,7 @@ from aggregator.scheduler.work_item import Priority
 from loadtest.stack.redis import UNSYNCED, RedisServer
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.brokers import Broker, KafkaAsBroker, RedisAsBroker
-from tests.support.fake_source import reply_all
+from tests.support.fake_source import reply_all, take
 from tests.support.kafka_clusters import FakeCluster, RealCluster
 
 TOO_LONG = Failure(Code.OUT_OF_RANGE, "too long")
@@ -53,15 +53,6 @@ def message(request_id: str, *texts: str, **fields: object) -> bytes:
     """A request of these texts."""
     inputs = [pb.Input(text=text) for text in texts or ("a",)]
     return pb.EmbedRequest(request_id=request_id, inputs=inputs, **fields).SerializeToString()  # type: ignore[arg-type]
-
-
-async def take(source: Source, count: int) -> list[Request]:
-    """The next requests."""
-    taken: list[Request] = []
-    async with asyncio.timeout(60):
-        while len(taken) < count:
-            taken += await source.receivers[0]()
-    return taken
 
 
 async def settled(broker: Broker, count: int) -> list[bytes]:

@@ -8,65 +8,34 @@ from math import inf
 from typing import Any, cast
 
 import numpy as np
-from typing_extensions import override
 
 from aggregator.errors import Code, TokenbatchError
-from aggregator.observability.metrics import Metrics
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.request.vector import CompletedBatch, Vector
-from aggregator.scheduler.work_item import Priority, Task
+from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.calls import Call
-from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.http.answer import Answer
-from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, read_documents, read_embed
+from aggregator.sources.http.embeddings import EmbeddingsReader, read_documents, read_embed
 from aggregator.sources.http.errors import described
 from aggregator.sources.http.generation import DONE, ChatRequest, CompletionRequest, GenerationReader, Writer
 from aggregator.sources.http.scores import read_classify, read_rerank, read_score
 from aggregator.sources.http.service import Read
 from aggregator.sources.wire.values import Message, decode_request
-from aggregator.tokenizers.tokenizer import Detokenizer
-from k8s.process.metrics_buffer import MetricsBuffer
 from protos.generation.v1 import generation_pb2 as pb
 from tests.fuzz.target import Target
 from tests.support.fake_source import GRPC
+from tests.support.fake_tokenizer import Pieces
+from tests.support.http_bodies import AnyRevision, room
 
 _DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE, max_inputs=5)
 _FAILURE = Failure(Code.INTERNAL, "it broke")
 _MOST_CHARACTERS = 301
-_ORIGIN = Call(Load(Limits(), Metrics(MetricsBuffer())).enter(()))
+_ORIGIN = Call(room())
+_LETTERS = Pieces(lambda token_id: chr(97 + token_id % 26))
 
 
-class _AnyRevision(Revisions):
-    """Every tokenizer is that of all revisions."""
-
-    def __init__(self) -> None:
-        """Needs no models."""
-
-    @override
-    def of_tokenizer(self, tokenizer: str, name: str, task: Task) -> str:
-        return ""
-
-
-class _Letters(Detokenizer):
-    """Each token is a letter."""
-
-    def __init__(self) -> None:
-        pass
-
-    @override
-    def step(self, token_id: int) -> str:
-        return chr(97 + token_id % 26)
-
-    def piece(self, token_id: int) -> tuple[str, bytes]:
-        return self.step(token_id), self.step(token_id).encode()
-
-    def detokenizer(self, prompt_ids: bytes) -> _Letters:
-        del prompt_ids
-        return self
-
-
-_EMBEDDINGS = EmbeddingsReader(_AnyRevision(), trusts_token_ids=False)
-_GENERATION = GenerationReader(_AnyRevision(), trusts_token_ids=True)
+_EMBEDDINGS = EmbeddingsReader(AnyRevision(), trusts_token_ids=False)
+_GENERATION = GenerationReader(AnyRevision(), trusts_token_ids=True)
 
 
 def _refused(error: TokenbatchError) -> None:
@@ -153,14 +122,14 @@ def _write(request: Request, asked: CompletionRequest | ChatRequest) -> None:
     generated = request.generation
     assert generated is not None, "A generation request has no generation."
     assert request.inputs[0] or generated.messages, "There is no prompt."
-    generated.begin("r1", bytes(4), _Letters())
+    generated.begin("r1", bytes(4), _LETTERS)
     logprobs = [pb.TokenLogprobs(token=pb.TokenLogprob(token_id=number, logprob=-1)) for number in range(2)]
     generated.extend([0, 1], logprobs)
     if not generated.finished:
         generated.end(pb.FINISH_REASON_LENGTH)
-    json.loads(Writer(request, asked, lambda: cast("Any", _Letters())).whole())
+    json.loads(Writer(request, asked, lambda: cast("Any", _LETTERS)).whole())
     generated.restart_stream()
-    *events, last = Writer(request, asked, lambda: cast("Any", _Letters())).events(done=True)
+    *events, last = Writer(request, asked, lambda: cast("Any", _LETTERS)).events(done=True)
     assert last == DONE, "A stream does not end."
     for event in events:
         json.loads(event.removeprefix(b"data: "))

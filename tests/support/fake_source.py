@@ -79,6 +79,15 @@ def any_request(*inputs: str | bytes, outcomes: Sequence[Outcome | None] | None 
     return Request(inputs=[*inputs], **{**fields, **changes})
 
 
+async def take(source: Source, count: int) -> list[Request]:
+    """The next requests."""
+    taken: list[Request] = []
+    async with asyncio.timeout(60):
+        while len(taken) < count:
+            taken += await source.receivers[0]()
+    return taken
+
+
 async def reply_all(to: Source, requests: Sequence[Request]) -> list[Request]:
     """Reply to requests; returns them in the order in which their replies were delivered."""
     return [request async for delivered in to.reply(requests) for request in delivered]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from zlib import crc32
 
@@ -62,15 +62,29 @@ class FakeTokenizer(Tokenizer):
         return np.array([FIRST, *words, LAST], np.int32)
 
 
-class Letters(Detokenizer):
-    """A detokenizer: token id n is the letter of that code."""
+class Pieces(Detokenizer):
+    """A detokenizer whose tokens are what `spelled` says of each id, and the tokenizer of these pieces."""
 
-    def __init__(self) -> None:
-        pass
+    def __init__(self, spelled: Callable[[int], str]) -> None:
+        self._spelled = spelled
 
     @override
     def step(self, token_id: int) -> str:
-        return chr(token_id)
+        return self._spelled(token_id)
+
+    def piece(self, token_id: int) -> tuple[str, bytes]:
+        return self.step(token_id), self.step(token_id).encode()
+
+    def detokenizer(self, prompt_ids: bytes) -> Pieces:
+        del prompt_ids
+        return self
+
+
+class Letters(Pieces):
+    """Token id n is the letter of that code."""
+
+    def __init__(self) -> None:
+        super().__init__(chr)
 
 
 def wordpiece_files(*, words: Sequence[str] = ()) -> dict[str, bytes]:

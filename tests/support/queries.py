@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from math import inf
 
 from aggregator.scheduler.queue import TokenQueue
@@ -26,6 +27,11 @@ def work_item(token_ids: bytes, token_count: int, one: Query, *, queued: bool = 
     return one.item
 
 
+def packed(*token_ids: int) -> bytes:
+    """Token ids as they are queued and sent: int32, little endian."""
+    return array("i", token_ids).tobytes()
+
+
 class Filler:
     """Puts inputs of given lengths into a queue; each different from all others, unless ids are given."""
 
@@ -46,4 +52,4 @@ class Filler:
         """Put one input; returns its query and its item."""
         self.put += 1
         one = query(priority, tenant=tenant, at_s=at_s, deadline_s=deadline_s, index=self.put)
-        return one, self.queue.put(one, self.put.to_bytes(4, "little") if ids is None else ids, tokens)
+        return one, self.queue.put(one, packed(self.put) if ids is None else ids, tokens)

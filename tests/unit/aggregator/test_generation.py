@@ -5,23 +5,13 @@ from __future__ import annotations
 import pytest
 
 from aggregator.request.generation import Generation, logprobs_of
-from aggregator.tokenizers.tokenizer import Detokenizer
 from protos.generation.v1 import generation_pb2 as pb
-
-
-class Letters(Detokenizer):
-    """Token id n is the n-th of these pieces."""
-
-    def __init__(self, *pieces: str) -> None:
-        self._pieces = pieces
-
-    def step(self, token_id: int) -> str:
-        return self._pieces[token_id]
+from tests.support.fake_tokenizer import Pieces
 
 
 def text(*pieces: str, **sampling: object) -> Generation:
     begun = Generation(pb.Sampling(**sampling))  # type: ignore[arg-type]
-    begun.begin("r1", b"\x01\x00\x00\x00", Letters(*pieces))
+    begun.begin("r1", b"\x01\x00\x00\x00", Pieces(pieces.__getitem__))
     return begun
 
 

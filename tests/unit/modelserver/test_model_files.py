@@ -14,6 +14,7 @@ from modelserver import model_files
 from modelserver.errors import CannotStart
 from modelserver.tokenizer_check import check_tokenizer
 from protos.modelserver.v1.fingerprint import tokenizer_fingerprint
+from tests.support.model_folder import write
 
 TOKENIZER = json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}})
 
@@ -26,10 +27,6 @@ def model(tmp_path: Path) -> Path:
     (folder / "tokenizer.json").write_text(TOKENIZER, encoding="utf-8")
     (folder / "model.safetensors").write_bytes(bytes(range(256)) * 4096)
     return folder
-
-
-def write(folder: Path, name: str, content: Any) -> None:
-    (folder / name).write_text(json.dumps(content), encoding="utf-8")
 
 
 def test_the_default_model_is_the_minilm_of_its_wheel() -> None:

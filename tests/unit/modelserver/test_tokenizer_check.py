@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from modelserver import model_files
 from modelserver.errors import CannotStart
 from modelserver.tokenizer_check import TEXTS, compare_tokenizer
+from tests.support.model_folder import change, write
 
 pytestmark = pytest.mark.timeout(120)  # transformers, and torch with it, are imported once
 transformers = pytest.importorskip("transformers")
@@ -25,12 +26,6 @@ def model(tmp_path: Path) -> Path:
     for name in FILES:
         shutil.copy(model_files.locate("", "") / name, tmp_path / name)
     return tmp_path
-
-
-def change(folder: Path, name: str, **entries: Any) -> None:
-    file = folder / name
-    content = json.loads(file.read_bytes()) if file.is_file() else {}
-    file.write_text(json.dumps({**content, **entries}), encoding="utf-8")
 
 
 def make_cased(folder: Path) -> None:
@@ -110,9 +105,8 @@ def test_a_cased_model_with_a_limit_has_the_tokens_of_sentence_transformers_or_i
         {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for place, (path, kind) in enumerate(kinds)
     ]
-    (model / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
-    (model / "1_Pooling").mkdir()
-    change(model / "1_Pooling", "config.json", word_embedding_dimension=8, pooling_mode_mean_tokens=True)
+    write(model, "modules.json", modules)
+    write(model, "1_Pooling/config.json", {"word_embedding_dimension": 8, "pooling_mode_mean_tokens": True})
     theirs = sentence_transformers.SentenceTransformer(str(model), device="cpu")
     if saved_again:
         model = tmp_path / "saved"

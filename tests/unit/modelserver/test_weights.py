@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import pytest
 
 from modelserver import model_files, weights
 from modelserver.errors import CannotStart
+from tests.support.model_folder import change
 
 PLENTY = 1 << 40
 
@@ -25,11 +25,6 @@ def check(model: Path, free_bytes: int = PLENTY) -> None:
     weights.check(model_files.read(model, "r1"), lambda: free_bytes)
 
 
-def config(model: Path, **entries: object) -> None:
-    file = model / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
-
-
 def truncate(model: Path) -> None:
     file = model / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -40,15 +35,15 @@ def scribble(model: Path) -> None:
 
 
 def forget_architecture(model: Path) -> None:
-    config(model, architectures=None)
+    change(model, "config.json", architectures=None)
 
 
 def take_fewer_words(model: Path) -> None:
-    config(model, vocab_size=30_000)
+    change(model, "config.json", vocab_size=30_000)
 
 
 def add_a_decoder(model: Path) -> None:
-    config(model, architectures=["T5Model"], is_encoder_decoder=True)
+    change(model, "config.json", architectures=["T5Model"], is_encoder_decoder=True)
 
 
 def test_a_sound_model_passes(model: Path) -> None:

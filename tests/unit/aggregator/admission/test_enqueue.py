@@ -10,7 +10,6 @@ from itertools import count
 from math import inf
 from typing import Any
 
-import numpy as np
 import pytest
 
 from aggregator.admission.enqueue import enqueue
@@ -31,13 +30,10 @@ from protos.generation.v1.generation_pb2 import Message, Sampling
 from tests.support.fake_source import GRPC, KAFKA, FakeSource, any_request, text_of
 from tests.support.fake_tokenizer import FakeTokenizer
 from tests.support.faked_pipeline import DESCRIPTION, FakeCounting
+from tests.support.queries import packed
 
 NOW_S = 200.0
 FULL = Failure(Code.INVALID_ARGUMENT, "it had its outcome")
-
-
-def ids(*values: int) -> bytes:
-    return np.array(values, "<i4").tobytes()
 
 
 class Chatting(FakeTokenizer):
@@ -48,11 +44,8 @@ class Chatting(FakeTokenizer):
             raise InvalidRequest("no such role")
         return " ".join(message.content for message in messages)
 
-    def without_special(self, token_ids: bytes) -> bytes:
-        return token_ids[4:-4]
-
-    def detokenizer(self, token_ids: bytes) -> Any:
-        return token_ids
+    def detokenizer(self, prompt_ids: bytes) -> Any:
+        return prompt_ids
 
 
 class Intake:
@@ -87,9 +80,9 @@ def failures(of: Request) -> list[Code | None]:
 
 def test_texts_are_counted_and_ids_are_taken_as_they_are_each_in_its_place() -> None:
     intake = Intake()
-    one = request("10 11", ids(1, 5, 2), "12")
+    one = request("10 11", packed(1, 5, 2), "12")
     assert intake.put(one) == []
-    assert intake.queued() == [ids(1, 10, 11, 2), ids(1, 5, 2), ids(1, 12, 2)]
+    assert intake.queued() == [packed(1, 10, 11, 2), packed(1, 5, 2), packed(1, 12, 2)]
     assert intake.counting.calls == [["10 11", "12"]]
     assert [(query.index, query.request) for query in one.queries] == [(0, one), (1, one), (2, one)]
     assert [query.item.token_count for query in one.queries if query.item] == [4, 3, 3]
@@ -115,15 +108,15 @@ def test_several_requests_are_counted_in_one_call_and_each_gets_its_own() -> Non
 @pytest.mark.parametrize(
     ("input_type", "counted"),
     [
-        (pb.INPUT_TYPE_UNSPECIFIED, ids(1, 10, 2)),
-        (pb.INPUT_TYPE_QUERY, ids(1, 9, 10, 2)),
-        (pb.INPUT_TYPE_DOCUMENT, ids(1, 8, 8, 10, 2)),
+        (pb.INPUT_TYPE_UNSPECIFIED, packed(1, 10, 2)),
+        (pb.INPUT_TYPE_QUERY, packed(1, 9, 10, 2)),
+        (pb.INPUT_TYPE_DOCUMENT, packed(1, 8, 8, 10, 2)),
     ],
 )
 def test_the_prompt_of_its_type_goes_before_a_text_and_never_before_ids(input_type: int, counted: bytes) -> None:
     intake = Intake()
-    intake.put(request("10", ids(7), options=Options(dimensions=4, input_type=input_type)))
-    assert intake.queued() == [counted, ids(7)]
+    intake.put(request("10", packed(7), options=Options(dimensions=4, input_type=input_type)))
+    assert intake.queued() == [counted, packed(7)]
 
 
 @pytest.mark.parametrize(
@@ -134,10 +127,10 @@ def test_ids_beyond_the_models_limit_are_cut_at_the_end_that_was_asked_for_or_re
     truncate: int, kept: list[int] | None
 ) -> None:
     intake = Intake()
-    one = request(ids(*range(40)), options=Options(dimensions=4, truncate=truncate))
+    one = request(packed(*range(40)), options=Options(dimensions=4, truncate=truncate))
     completed = intake.put(one)
     if kept is not None:
-        assert (completed, intake.queued(), one.token_count) == ([], [ids(*kept)], 32)
+        assert (completed, intake.queued(), one.token_count) == ([], [packed(*kept)], 32)
     else:
         assert (completed, intake.queued(), failures(one)) == ([one], [], [Code.OUT_OF_RANGE])
         assert one.failure is not None
@@ -147,24 +140,24 @@ def test_ids_beyond_the_models_limit_are_cut_at_the_end_that_was_asked_for_or_re
 
 def test_an_input_as_long_as_the_model_takes_is_left_whole() -> None:
     intake = Intake()
-    intake.put(request(ids(*range(32)), options=Options(dimensions=4, truncate=pb.TRUNCATE_NONE)))
-    assert intake.queued() == [ids(*range(32))]
+    intake.put(request(packed(*range(32)), options=Options(dimensions=4, truncate=pb.TRUNCATE_NONE)))
+    assert intake.queued() == [packed(*range(32))]
 
 
 def test_what_broke_the_engine_before_is_refused_and_its_neighbours_are_not() -> None:
     intake = Intake()
-    poison = ids(1, 66, 2)
+    poison = packed(1, 66, 2)
     retries = intake.model_revision.dispatcher.retries
     retries.quarantine(poison, 0.0)
     one = request("66", "10", poison)
     assert intake.put(one) == []
     assert failures(one) == [Code.INTERNAL, None, Code.INTERNAL]
-    assert (intake.queued(), one.token_count) == ([ids(1, 10, 2)], 3)
+    assert (intake.queued(), one.token_count) == ([packed(1, 10, 2)], 3)
 
 
 def test_a_redrive_ends_the_quarantine_of_its_inputs_for_everybody() -> None:
     intake = Intake()
-    poison = ids(1, 66, 2)
+    poison = packed(1, 66, 2)
     intake.model_revision.dispatcher.retries.quarantine(poison, 0.0)
     redriven = request(poison)
     redriven.redriven = True
@@ -178,7 +171,7 @@ def test_inputs_that_had_their_outcome_are_neither_counted_nor_queued() -> None:
     one.complete_input(1, FULL)
     intake.put(one)
     assert intake.counting.calls == [["10", "30"]]
-    assert intake.queued() == [ids(1, 10, 2), ids(1, 30, 2)]
+    assert intake.queued() == [packed(1, 10, 2), packed(1, 30, 2)]
     assert [query.index for query in one.queries] == [0, 2]
 
 
@@ -187,7 +180,7 @@ def test_a_request_of_which_nothing_is_left_is_completed_and_one_that_was_given_
     refused, gone = request("5 " * 40), request("5 " * 40)
     gone.given_up = True
     assert intake.put(refused, gone, request("10")) == [refused]
-    assert intake.queued() == [ids(1, 10, 2)]
+    assert intake.queued() == [packed(1, 10, 2)]
 
 
 def test_a_call_that_finds_no_room_is_refused_and_takes_none() -> None:
@@ -244,8 +237,8 @@ def prompted(*inputs: str, messages: Sequence[Message] = (), tenant: str = "") -
 @pytest.mark.parametrize(
     ("asked", "prompt"),
     [
-        (prompted("3 4", tenant="t"), ids(1, 3, 4, 2)),
-        (prompted("", messages=[Message(role="user", content="3 4")], tenant="t"), ids(3, 4)),
+        (prompted("3 4", tenant="t"), packed(1, 3, 4, 2)),
+        (prompted("", messages=[Message(role="user", content="3 4")], tenant="t"), packed(3, 4)),
     ],
 )
 def test_a_prompt_or_a_chat_is_queued_until_its_first_token_and_holds_what_its_new_tokens_are_likely_to_take(

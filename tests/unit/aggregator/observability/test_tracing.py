@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import INVALID_SPAN, SpanKind, StatusCode
+from opentelemetry.trace import INVALID_SPAN, SpanKind, StatusCode, Tracer
 
 from aggregator.observability.tracing import Tracing, remote_span
 from aggregator.request import request as names
@@ -20,16 +19,8 @@ REDIS, HTTP = FakeSource(names.REDIS, refusable=False), FakeSource(names.HTTP, r
 
 
 @pytest.fixture
-def exporter() -> InMemorySpanExporter:
-    return InMemorySpanExporter()
-
-
-@pytest.fixture
-def tracing(exporter: InMemorySpanExporter) -> Iterator[Tracing]:
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    yield Tracing(provider.get_tracer("t"), enabled=True)
-    provider.shutdown()
+def tracing(tracer: Tracer) -> Tracing:
+    return Tracing(tracer, enabled=True)
 
 
 def process(tracing: Tracing, *parents: bytes | None) -> AbstractContextManager[None]:

@@ -13,6 +13,7 @@ from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
 from aggregator.scheduler.replica_choice import choose_replica
 from aggregator.scheduler.work_item import Priority, Query
 from protos.modelserver.v1.curve import Curve, Rule
+from tests.support.queries import packed
 
 CURVE = Curve(0.0, 0.01, 0.0001, 500, Rule.THROUGHPUT, 2048)
 
@@ -113,7 +114,7 @@ def test_prompts_that_wait_are_shared_out_at_once_in_more_than_budgets(servers: 
     for name in servers:
         dispatcher.replicas[name] = replica(name, kv_tokens=9000, capacity=2000)
     for tokens in prompts:
-        dispatcher.queue.put(query(), tokens.to_bytes(4, "little"), tokens)
+        dispatcher.queue.put(query(), packed(tokens), tokens)
     assert dispatcher.due(0.0, max_items=64).batches[0].token_count == 501
 
 
@@ -172,18 +173,14 @@ def test_it_takes_its_share_of_the_prompts_that_wait_at_once(share: int, cut: in
     assert server.batch_tokens(10_000, 0, 0.0, share) == cut
 
 
-def ids(*values: int) -> bytes:
-    return b"".join(value.to_bytes(4, "little") for value in values)
-
-
-TALK, OTHER = ids(*range(300)), ids(*range(64), *range(1000, 1300))
+TALK, OTHER = packed(*range(300)), packed(*range(64), *range(1000, 1300))
 
 
 def test_it_knows_the_beginnings_of_the_prompts_that_it_had_lately() -> None:
     server = replica()
-    server.note_prompts([ids(1, 2, 3), TALK])
-    assert [server.known_tokens(each) for each in (ids(1, 2, 3), TALK, OTHER, OTHER[4:])] == [0, 256, 64, 0]
-    others = [ids(number, *range(1, 64)) for number in range(1, 1026)]
+    server.note_prompts([packed(1, 2, 3), TALK])
+    assert [server.known_tokens(each) for each in (packed(1, 2, 3), TALK, OTHER, OTHER[4:])] == [0, 256, 64, 0]
+    others = [packed(number, *range(1, 64)) for number in range(1, 1026)]
     server.note_prompts(others[:1024])
     assert [server.known_tokens(each) for each in (TALK, others[0])] == [0, 64]
     server.note_prompts([others[0], others[1024]])  # it had the first one again
@@ -205,7 +202,7 @@ def test_a_conversation_goes_on_where_it_was() -> None:
         return batch.replica.name
 
     b.note_prompts([TALK])
-    assert [sent(TALK), sent(OTHER), sent(ids(*range(500, 600)))] == ["b", "b", "a"]
+    assert [sent(TALK), sent(OTHER), sent(packed(*range(500, 600)))] == ["b", "b", "a"]
 
 
 @pytest.mark.parametrize(("step", "taken_by"), [(6, "b"), (7, "a")])

@@ -12,6 +12,7 @@ from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.replica import Replica, StepReport
 from aggregator.scheduler.work_item import Priority, Query
+from tests.support.queries import packed
 from tests.support.replicas import CURVE, POLICY
 
 PER_SEQUENCE_S = 0.001
@@ -149,7 +150,7 @@ class Pool:
     def put(self, dispatcher: Dispatcher, *names: int) -> None:
         for name in names:
             query = Query(object(), 0, Priority.DEFAULT, "", self.now_s, float("inf"))
-            dispatcher.queue.put(query, name.to_bytes(4, "little"), 1)
+            dispatcher.queue.put(query, packed(name), 1)
 
     def due(self, dispatcher: Dispatcher) -> Sequence[Batch]:
         return dispatcher.due(self.now_s, max_items=8).batches
@@ -202,8 +203,8 @@ def test_a_suspect_waits_until_the_server_has_no_batch_of_the_other_task_and_kee
     (alone,) = pool.due(suspected)
     assert alone.isolated
     assert not pool.due(other)
-    assert pool.fail_isolated(suspected, alone) == [(1).to_bytes(4, "little")]
-    assert [item.token_ids for item in pool.due(other)[0].items] == [(8).to_bytes(4, "little")]
+    assert pool.fail_isolated(suspected, alone) == [packed(1)]
+    assert [item.token_ids for item in pool.due(other)[0].items] == [packed(8)]
 
 
 @BOTH
@@ -213,8 +214,8 @@ def test_a_poison_of_one_task_is_quarantined_for_that_task_only(embeddings: bool
     pool.make_suspect(suspected, 1)
     (alone,) = pool.due(suspected)
     pool.fail_isolated(suspected, alone)
-    assert suspected.retries.is_quarantined((1).to_bytes(4, "little"), 0.0)
-    assert not other.retries.is_quarantined((1).to_bytes(4, "little"), 0.0)
+    assert suspected.retries.is_quarantined(packed(1), 0.0)
+    assert not other.retries.is_quarantined(packed(1), 0.0)
 
 
 def test_suspects_of_both_tasks_run_one_after_the_other() -> None:
@@ -237,7 +238,7 @@ def test_a_suspect_that_expires_keeps_nothing_off() -> None:
     pool.put(pool.generates, 7)
     (running,) = pool.due(pool.generates)
     query = Query(object(), 0, Priority.DEFAULT, "", pool.now_s, pool.now_s + 5.0)
-    pool.embeds.queue.put(query, (1).to_bytes(4, "little"), 1)
+    pool.embeds.queue.put(query, packed(1), 1)
     for _ in range(2):
         (batch,) = pool.due(pool.embeds)
         pool.fail(pool.embeds, batch)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from aggregator.scheduler.retries import ONE_TOKEN, Retries, RetryBatch, RetryPolicy
 from aggregator.scheduler.work_item import WorkItem
-from tests.support.queries import query, work_item
+from tests.support.queries import packed, query, work_item
 
 POLICY = RetryPolicy(backoff_s=0.02, patience_s=30.0, quarantine_size=3)
 PROVEN_SENDS = POLICY.proofs * (1 + POLICY.controls)
@@ -23,10 +23,7 @@ PROVEN_SENDS = POLICY.proofs * (1 + POLICY.controls)
 
 
 def items(count: int, tokens: int = 10, *, deadline_s: float = inf) -> list[WorkItem]:
-    return [
-        work_item(number.to_bytes(4, "little"), tokens, query(deadline_s=deadline_s, index=number))
-        for number in range(count)
-    ]
+    return [work_item(packed(number), tokens, query(deadline_s=deadline_s, index=number)) for number in range(count)]
 
 
 def give_up(*given_up: WorkItem) -> None:

@@ -24,6 +24,7 @@ from modelserver.errors import CannotStart
 from modelserver.model_files import ModelFiles, locate, read, with_adapter
 from modelserver.settings import EngineSettings, ModelServerSettings, ModelSettings
 from protos.modelserver.v1.fingerprint import TOKENIZER_FILE
+from tests.support.model_folder import write
 
 NEW_TYPES = {
     "Transformer": "sentence_transformers.base.modules.transformer.Transformer",
@@ -33,11 +34,6 @@ NEW_TYPES = {
     "Normalize": "sentence_transformers.base.modules.normalize.Normalize",
 }
 DENSE = {"in_features": 8, "out_features": 4, "activation_function": "torch.nn.modules.activation.Tanh"}
-
-
-def write(folder: Path, name: str, content: Any) -> None:
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(json.dumps(content), encoding="utf-8")
 
 
 def modules(folder: Path, *kinds: str, new: bool = False) -> None:

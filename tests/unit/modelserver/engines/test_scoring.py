@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from modelserver.engines.engine import Activation, Scoring, Task
 from modelserver.engines.model_config import activated, read_scoring
 from modelserver.errors import CannotStart
 from modelserver.settings import EngineSettings, ModelServerSettings, ModelSettings
+from tests.support.model_folder import change, write
 
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
 NLI = {**CLASSIFIER, "id2label": {"10": "entailment", "2": "neutral", "1": "contradiction"}}
@@ -32,15 +32,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write(folder: Path, name: str, entries: Any) -> None:
-    file = folder / name
-    file.parent.mkdir(exist_ok=True)
-    old = json.loads(file.read_text(encoding="utf-8")) if file.exists() and isinstance(entries, dict) else {}
-    file.write_text(json.dumps({**old, **entries} if isinstance(entries, dict) else entries), encoding="utf-8")
-
-
 def scoring(folder: Path, **config: Any) -> Scoring:
-    write(folder, "config.json", config)
+    change(folder, "config.json", **config)
     return read_scoring(model_files.read(folder, ""))
 
 
@@ -92,7 +85,7 @@ def test_token_types_need_a_model_and_a_tokenizer_that_have_them(
     folder: Path, types: int, names: list[str] | None, *, told: bool
 ) -> None:
     if names is not None:
-        write(folder, "tokenizer_config.json", {"model_input_names": names})
+        change(folder, "tokenizer_config.json", model_input_names=names)
     assert scoring(folder, **CLASSIFIER, type_vocab_size=types).token_types is told
 
 
@@ -130,8 +123,11 @@ def test_a_saved_decoder_says_itself_which_tokens_answer(folder: Path) -> None:
     ],
 )
 def test_what_is_not_computed_is_refused(folder: Path, file: str, entries: Any, said: str) -> None:
-    write(folder, "config.json", CLASSIFIER)
-    write(folder, file, entries)
+    change(folder, "config.json", **CLASSIFIER)
+    if isinstance(entries, dict):
+        change(folder, file, **entries)
+    else:
+        write(folder, file, entries)
     with pytest.raises(CannotStart, match=said):
         read_scoring(model_files.read(folder, ""))
 
@@ -180,7 +176,7 @@ def test_a_task_that_the_files_do_not_allow_is_refused(folder: Path, config: Any
 
 
 def tasks(folder: Path, config: dict[str, Any], asked: Any) -> frozenset[Task]:
-    write(folder, "config.json", config)
+    change(folder, "config.json", **config)
     settings = ModelServerSettings(model=ModelSettings(task=asked), engine=EngineSettings(kind="core"))
     return tasks_of(settings, model_files.read(folder, ""))
 

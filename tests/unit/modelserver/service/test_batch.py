@@ -14,17 +14,14 @@ from modelserver.engines.engine import Activation, Scoring, Task
 from modelserver.errors import InvalidBatch
 from modelserver.service.batch import Batch, QueryFault, decode_batch, encode
 from tests.support.fake_step_engine import facts_of
+from tests.support.queries import packed
 
 FACTS = facts_of(step_tokens=100, step_queries=8, max_input_tokens=20)
 
 
-def wire(*values: int) -> bytes:
-    return np.array(values, "<i4").tobytes()
-
-
 def decoded(*queries: list[int], isolated: bool = False, max_step_tokens: int = 0) -> Batch:
-    ids = wire(*(token for query in queries for token in query))
-    lengths = wire(*map(len, queries))
+    ids = packed(*(token for query in queries for token in query))
+    lengths = packed(*map(len, queries))
     return decode_batch(ids, lengths, isolated=isolated, max_step_tokens=max_step_tokens, facts=FACTS)
 
 
@@ -37,22 +34,22 @@ def paired(second_segments: bytes) -> Batch:
     """Four queries to a model with token types: the second is empty, the third has a foreign id."""
     scoring = Scoring(("",), Activation.SIGMOID, token_types=True)
     facts = replace(FACTS, tasks=frozenset((Task.RANK,)), scoring=scoring)
-    ids, lengths = wire(1, 2, 1, 2, 9999, 5, 6), wire(2, 0, 3, 2)
+    ids, lengths = packed(1, 2, 1, 2, 9999, 5, 6), packed(2, 0, 3, 2)
     return decode_batch(ids, lengths, second_segments, isolated=False, max_step_tokens=0, facts=facts)
 
 
 @pytest.mark.parametrize(
     ("ids", "lengths", "words"),
     [
-        (b"\0\0\0", wire(1), "token_ids has 3 bytes"),
-        (wire(1), b"\0\0\0\0\0", "lengths has 5 bytes"),
-        (wire(1, 2), wire(1), "sum to 1, but there are 2"),
-        (wire(1), wire(1, 1), "sum to 2, but there are 1"),
-        (wire(1), wire(2, -1), "negative"),
+        (b"\0\0\0", packed(1), "token_ids has 3 bytes"),
+        (packed(1), b"\0\0\0\0\0", "lengths has 5 bytes"),
+        (packed(1, 2), packed(1), "sum to 1, but there are 2"),
+        (packed(1), packed(1, 1), "sum to 2, but there are 1"),
+        (packed(1), packed(2, -1), "negative"),
         (b"", b"", "no queries"),
-        (wire(*[1] * 101), wire(*[20] * 5, 1), "101 tokens are more than the 100"),
-        (wire(*[1] * 9), wire(*[1] * 9), "9 queries are more than the 8"),
-        (wire(1), wire(2**31 - 1, 2**31 - 1, 3), "sum to 4294967297"),
+        (packed(*[1] * 101), packed(*[20] * 5, 1), "101 tokens are more than the 100"),
+        (packed(*[1] * 9), packed(*[1] * 9), "9 queries are more than the 8"),
+        (packed(1), packed(2**31 - 1, 2**31 - 1, 3), "sum to 4294967297"),
     ],
 )
 def test_what_is_not_a_batch_is_refused_whole(ids: bytes, lengths: bytes, words: str) -> None:
@@ -68,7 +65,7 @@ def test_a_vector_that_is_not_finite_is_a_fault_of_its_query_alone() -> None:
 
 
 def test_second_segments_stay_with_the_queries_that_are_good() -> None:
-    batch = paired(wire(1, 0, 3, 2))
+    batch = paired(packed(1, 0, 3, 2))
     assert batch.second_segments is not None
     assert batch.second_segments.tolist() == [1, 2]
     assert [fault.index for fault in batch.faults] == [1, 2]
@@ -77,9 +74,9 @@ def test_second_segments_stay_with_the_queries_that_are_good() -> None:
 @pytest.mark.parametrize(
     ("second", "words"),
     [
-        (wire(1, 0, 3), "second_segments has 3 values, and there are 4 queries"),
-        (wire(1, 0, 3, 3), "begins outside its query"),
-        (wire(-1, 0, 3, 2), "begins outside its query"),
+        (packed(1, 0, 3), "second_segments has 3 values, and there are 4 queries"),
+        (packed(1, 0, 3, 3), "begins outside its query"),
+        (packed(-1, 0, 3, 2), "begins outside its query"),
         (b"\0", "second_segments has 1 bytes"),
     ],
 )
@@ -90,7 +87,7 @@ def test_second_segments_that_fit_no_batch_are_refused(second: bytes, words: str
 
 def test_a_model_without_token_types_takes_no_second_segments() -> None:
     with pytest.raises(InvalidBatch, match="no token types"):
-        decode_batch(wire(1), wire(1), wire(0), isolated=False, max_step_tokens=0, facts=FACTS)
+        decode_batch(packed(1), packed(1), packed(0), isolated=False, max_step_tokens=0, facts=FACTS)
 
 
 def test_vectors_of_a_good_batch_go_out_as_they_are() -> None:
@@ -154,12 +151,12 @@ def test_a_query_of_the_greatest_length_with_a_foreign_id_is_not_too_long() -> N
 def spanned(counts: bytes, spans: bytes) -> Batch:
     """Three queries to a model that pools spans: the second has a foreign id."""
     facts = replace(FACTS, pools_spans=True)
-    ids, lengths = wire(1, 2, 3, 9999, 5, 6, 7, 8), wire(3, 1, 4)
+    ids, lengths = packed(1, 2, 3, 9999, 5, 6, 7, 8), packed(3, 1, 4)
     return decode_batch(ids, lengths, b"", counts, spans, isolated=False, max_step_tokens=0, facts=facts)
 
 
 def test_each_span_of_a_good_query_has_its_row() -> None:
-    batch = spanned(wire(2, 1, 0), wire(0, 1, 1, 3, 0, 1))
+    batch = spanned(packed(2, 1, 0), packed(0, 1, 1, 3, 0, 1))
     assert batch.spans is not None
     assert (batch.row_count, batch.sent_row_count) == (3, 4)
     places, sizes = batch.spans.tokens(batch.lengths)
@@ -170,7 +167,7 @@ def test_each_span_of_a_good_query_has_its_row() -> None:
 
 
 def test_a_span_without_a_finite_vector_fails_its_query() -> None:
-    batch = spanned(wire(2, 1, 0), wire(0, 1, 1, 3, 0, 1))
+    batch = spanned(packed(2, 1, 0), packed(0, 1, 1, 3, 0, 1))
     data, faults = encode(batch, np.array([[1], [np.nan], [3]], np.float32))
     assert np.frombuffer(data, "<f4").tolist() == [0, 0, 0, 3]
     assert [fault.index for fault in faults] == [1, 0]
@@ -179,12 +176,12 @@ def test_a_span_without_a_finite_vector_fails_its_query() -> None:
 @pytest.mark.parametrize(
     ("counts", "spans", "words"),
     [
-        (wire(1, 0), wire(0, 1), "span_counts has 2 values, and there are 3 queries"),
-        (wire(1, 0, 0), wire(0), "spans has 1 values"),
-        (wire(-1, 1, 0), b"", "spans has 0 values"),
-        (wire(1, 0, 0), wire(1, 1), "is empty"),
-        (wire(1, 0, 0), wire(0, 4), "lies outside its query"),
-        (wire(2, 0, 0), wire(0, 2, 1, 3), "begins before the one in front of it ends"),
+        (packed(1, 0), packed(0, 1), "span_counts has 2 values, and there are 3 queries"),
+        (packed(1, 0, 0), packed(0), "spans has 1 values"),
+        (packed(-1, 1, 0), b"", "spans has 0 values"),
+        (packed(1, 0, 0), packed(1, 1), "is empty"),
+        (packed(1, 0, 0), packed(0, 4), "lies outside its query"),
+        (packed(2, 0, 0), packed(0, 2, 1, 3), "begins before the one in front of it ends"),
     ],
 )
 def test_spans_that_do_not_fit_their_queries_are_refused(counts: bytes, spans: bytes, words: str) -> None:
@@ -195,4 +192,4 @@ def test_spans_that_do_not_fit_their_queries_are_refused(counts: bytes, spans: b
 def test_spans_are_refused_where_none_are_pooled() -> None:
     facts = replace(FACTS, pools_spans=False)
     with pytest.raises(InvalidBatch, match="does not pool them"):
-        decode_batch(wire(1), wire(1), b"", wire(1), wire(0, 1), isolated=False, max_step_tokens=0, facts=facts)
+        decode_batch(packed(1), packed(1), b"", packed(1), packed(0, 1), isolated=False, max_step_tokens=0, facts=facts)

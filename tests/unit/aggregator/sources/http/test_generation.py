@@ -11,64 +11,35 @@ from tokenizers import Tokenizer as Reference
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from aggregator.errors import Code
-from aggregator.observability.metrics import Metrics
 from aggregator.request.generation import Generation, logprobs_of
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.calls.load import Limits, Load, Room
-from aggregator.sources.http.embeddings import Revisions
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.generation import DONE, GenerationReader, Writer
 from aggregator.sources.http.service import HttpGenerationCall
 from aggregator.sources.wire.generation import parse
-from aggregator.tokenizers.tokenizer import Detokenizer, Tokenizer
-from k8s.process.metrics_buffer import MetricsBuffer
+from aggregator.tokenizers.tokenizer import Tokenizer
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_source import GRPC
+from tests.support.fake_tokenizer import Pieces
+from tests.support.http_bodies import AnyRevision, room
 
 DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE)
-WORDS = {5: "the", 6: " cat", 7: " sat", 8: " é", 9: "the"}
+WORDS = Pieces({5: "the", 6: " cat", 7: " sat", 8: " é", 9: "the"}.__getitem__)
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-
-
-class Words(Detokenizer):
-    """Each token is a word."""
-
-    def __init__(self) -> None:
-        pass
-
-    def step(self, token_id: int) -> str:
-        return WORDS[token_id]
-
-    def piece(self, token_id: int) -> tuple[str, bytes]:
-        return WORDS[token_id], WORDS[token_id].encode()
-
-    def detokenizer(self, prompt_ids: bytes) -> Words:
-        del prompt_ids
-        return self
-
-
-class NoModels(Revisions):
-    """Nobody names a tokenizer."""
-
-    def __init__(self) -> None: ...
-
-
-def room() -> Room:
-    return Load(Limits(), Metrics(MetricsBuffer())).enter(())
 
 
 def begun(tokenizer: Tokenizer | None = None, /, **fields: Any) -> tuple[Request, Generation, Writer]:
     """The request for a body, with a prompt of two tokens, and its writer."""
-    reader = GenerationReader(NoModels(), trusts_token_ids=False)
+    reader = GenerationReader(AnyRevision(), trusts_token_ids=False)
     read = reader.chat if "messages" in fields else reader.completion
     message, asked = read(json.dumps(fields).encode(), DEFAULTS, "r")
     call = HttpGenerationCall(room(), asked)
     request = parse(message, DEFAULTS, call, received_s=0.0, wall_s=0.0, deadline_s=60.0)
     assert request.generation is not None
-    detokenizer = Words() if tokenizer is None else tokenizer.detokenizer(bytes(8))
+    detokenizer = WORDS if tokenizer is None else tokenizer.detokenizer(bytes(8))
     request.generation.begin("r1", bytes(8), detokenizer)
-    return request, request.generation, Writer(request, asked, lambda: tokenizer or cast("Any", Words()))
+    return request, request.generation, Writer(request, asked, lambda: tokenizer or cast("Any", WORDS))
 
 
 def read(event: bytes) -> Any:

@@ -20,7 +20,8 @@ from aggregator.sources.wire.generation import parse
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_source import GRPC
-from tests.unit.aggregator.sources.http.test_generation import CHAT, NoModels, room
+from tests.support.http_bodies import AnyRevision, room
+from tests.unit.aggregator.sources.http.test_generation import CHAT
 
 DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE)
 COMPLETIONS, CHATS, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
@@ -28,14 +29,14 @@ USER = {"role": "user", "content": "hi"}
 
 
 def generation(path: str, body: bytes) -> pb.GenerateRequest:
-    reader = GenerationReader(NoModels(), trusts_token_ids=False)
+    reader = GenerationReader(AnyRevision(), trusts_token_ids=False)
     message, asked = (reader.chat if path == CHATS else reader.completion)(body, DEFAULTS, "r")
     parse(message, DEFAULTS, HttpGenerationCall(room(), asked), received_s=0.0, wall_s=0.0)
     return message
 
 
 def embeddings(body: bytes) -> embedding.EmbedRequest:
-    message, _ = EmbeddingsReader(NoModels(), trusts_token_ids=False)(body, DEFAULTS, "r")
+    message, _ = EmbeddingsReader(AnyRevision(), trusts_token_ids=False)(body, DEFAULTS, "r")
     return message
 
 
