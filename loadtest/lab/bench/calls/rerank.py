@@ -29,7 +29,7 @@ from loadtest.stack.service import Aggregator, ModelServer, without_kafka
 from loadtest.texts.minilm_ranker import minilm_ranker
 
 NAME = "rerank"
-_CALLERS, _DOCUMENTS, _TURN_S = 16, 20, 20.0
+_CALLERS, _DOCUMENTS, _TURN_S = 64, 20, 30.0
 _QUESTIONS_A_DOCUMENT = 5
 """Some 60 tokens."""
 _BESIDE_PER_S = 5.0
