@@ -168,7 +168,7 @@ class StepResult:
 
 
 class ServerSequence(Protocol):
-    """One sequence that a server generates; all methods are called on the event loop."""
+    """One sequence that a server generates: a generation, or the probe of a server. Called on the event loop."""
 
     @property
     def token_ids(self) -> bytes: ...
@@ -191,22 +191,21 @@ class ServerSequence(Protocol):
 
 
 class ModelServer(Protocol):
-    """One model server."""
+    """One model server: `embed` of one that embeds or scores, the rest of one that generates.
+
+    A Protocol, because admission keeps the servers of each model and does not know `replicas`, the layer beside it.
+    """
 
     @property
     def description(self) -> ServerDescription: ...
 
     async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
-        """Run one batch.
+        """Execute one batch.
 
         Raises ModelServerBusy (never started), ModelServerLost or EngineFailed. A response of the wrong shape, or with
         values that are not finite, is ModelServerLost too.
         """
         ...
-
-
-class GeneratingModelServer(ModelServer, Protocol):
-    """One model server that generates."""
 
     def generate(self, sequence: ServerSequence) -> None:
         """Start a sequence; it receives its tokens, and its end once."""
@@ -219,7 +218,9 @@ class GeneratingModelServer(ModelServer, Protocol):
         ...
 
     @property
-    def load(self) -> GenerationLoad | None: ...
+    def load(self) -> GenerationLoad | None:
+        """After its last step; None before the first, and of a server that does not generate."""
+        ...
 
     @property
     def last_steps(self) -> Sequence[GenerationLoad]:
@@ -228,7 +229,7 @@ class GeneratingModelServer(ModelServer, Protocol):
 
 
 class PoolMembers(Protocol):
-    """The part of the pipeline that the pool calls."""
+    """The part of the pipeline that the pool calls: a Protocol, because the pipeline is a layer above the pool."""
 
     def join(self, server: ModelServer, tokenizer: Tokenizer) -> None: ...
 

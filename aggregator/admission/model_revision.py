@@ -6,10 +6,9 @@ import uuid
 from dataclasses import replace
 from functools import lru_cache
 from math import inf
-from typing import cast
 
 from aggregator.errors import InvalidRequest
-from aggregator.model_server import GeneratingModelServer, ModelServer, ServerDescription, differences
+from aggregator.model_server import ModelServer, ServerDescription, differences
 from aggregator.request.generation import Generation
 from aggregator.request.request import Options, Request
 from aggregator.scheduler.budget.controller import SlaGoal, SloTracker
@@ -113,7 +112,7 @@ class ModelRevision:
 
     def observe_rooms(self) -> None:
         for name, replica in self.mixed.items():
-            load = cast("GeneratingModelServer", self.servers[name]).load
+            load = self.servers[name].load
             if load is not None and load.embed_room_tokens is not None:
                 replica.observe_room(load.embed_room_tokens, load.running)
 

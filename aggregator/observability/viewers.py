@@ -32,7 +32,10 @@ _HEADERS = (
 
 
 class Feed(Protocol):
-    """The state that viewers see; called on their thread."""
+    """The state that viewers see; called on their thread.
+
+    A Protocol, because it is read by `reports`, a layer above this one.
+    """
 
     def read(self, *, full: bool) -> tuple[object, object]:
         """The events since the last call; and, if `full`, all that a newcomer needs, else None."""

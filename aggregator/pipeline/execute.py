@@ -11,12 +11,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import cast
 
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerBusy, ModelServerLost, ModelServerTimedOut
-from aggregator.model_server import GeneratingModelServer, ModelServer, outgoing
+from aggregator.model_server import ModelServer, outgoing
 from aggregator.observability.costs import REST
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
@@ -60,9 +59,9 @@ class BatchExecutor:
                 report = result.report
             elif batch.control:
                 result, report = None, None
-                await cast("GeneratingModelServer", server).probe(batch.items[0].token_ids, timeout_s=batch.timeout_s)
+                await server.probe(batch.items[0].token_ids, timeout_s=batch.timeout_s)
             else:
-                result, report = None, await self._begin(model_revision, cast("GeneratingModelServer", server), batch)
+                result, report = None, await self._begin(model_revision, server, batch)
         except BatchFailed as error:
             return self._failed(model_revision, batch, server, error)
         finally:
@@ -93,7 +92,7 @@ class BatchExecutor:
             self._count_tokens(sequence)
             self.changed(sequence.model_revision)
 
-    async def _begin(self, model_revision: ModelRevision, server: GeneratingModelServer, batch: Batch) -> StepReport:
+    async def _begin(self, model_revision: ModelRevision, server: ModelServer, batch: Batch) -> StepReport:
         """Start or resume the sequences of a batch, and wait for their first tokens. Raises BatchFailed."""
         sequences: list[RunningSequence] = []
         for item in batch.items:

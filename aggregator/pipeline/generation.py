@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerLost
-from aggregator.model_server import GeneratingModelServer
+from aggregator.model_server import ModelServer
 from aggregator.request.generation import Generation
 from aggregator.request.request import Failure, Request
 from aggregator.scheduler.dispatcher import Batch
@@ -40,7 +40,7 @@ class RunningSequence:
     """
 
     model_revision: ModelRevision
-    server: GeneratingModelServer
+    server: ModelServer
     batch: Batch
     item: WorkItem
     _: KW_ONLY
@@ -170,7 +170,7 @@ class RunningSequence:
 
 
 async def first_tokens(
-    sequences: Sequence[RunningSequence], server: GeneratingModelServer, batch: Batch, clock: Callable[[], float]
+    sequences: Sequence[RunningSequence], server: ModelServer, batch: Batch, clock: Callable[[], float]
 ) -> StepReport:
     """Wait until every sequence of a batch has begun.
 
@@ -197,7 +197,7 @@ async def first_tokens(
     return report
 
 
-def observe_load(server: GeneratingModelServer, batch: Batch) -> None:
+def observe_load(server: ModelServer, batch: Batch) -> None:
     load = server.load
     if load is not None:
         replica_of(batch).observe_load(load.free_kv_tokens, load.running)

@@ -120,7 +120,7 @@ class ModelServerClient:
 
 
 class GrpcModelServer(GenerateCall):
-    """A model server that was reached: a `GeneratingModelServer`; one that embeds uses `embed` only."""
+    """A model server that was reached: a `ModelServer`, whose call to generate is opened by its first sequence."""
 
     def __init__(self, client: ModelServerClient, description: ServerDescription) -> None:
         super().__init__(description, client.open_generate, _failure, client.costs)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from aggregator.admission.models import Models
-from aggregator.model_server import GeneratingModelServer
+from aggregator.model_server import ModelServer
 from aggregator.observability.metrics import Metrics, Totals
 from aggregator.observability.recorder import KEPT_S, Waits
 from aggregator.observability.viewers import EVERY_S
@@ -138,11 +137,11 @@ class Points:
         }
 
 
-def generating(models: Models) -> Iterator[tuple[GeneratingReplica, GeneratingModelServer]]:
+def generating(models: Models) -> Iterator[tuple[GeneratingReplica, ModelServer]]:
     for model_revision in models.in_service():
         for name, replica in model_revision.dispatcher.replicas.items():
             if isinstance(replica, GeneratingReplica):
-                yield replica, cast("GeneratingModelServer", model_revision.servers[name])
+                yield replica, model_revision.servers[name]
 
 
 def tokens_by_place(models: Models) -> tuple[int, int, int]:

@@ -89,7 +89,7 @@ def _result(checks: Mapping[str, Check], word: str) -> tuple[bool, str]:
 
 
 class Pages(Protocol):
-    """Pages at further paths."""
+    """Pages at further paths: a Protocol, because only the aggregator has some, which this package does not know."""
 
     def answer(self, path: str, headers: Message, connection: socket, write: Write) -> bool:
         """Answer to GET, or keep the connection; False for a path that is not known."""

@@ -91,7 +91,10 @@ class QueuedBatch:
 
 
 class Mergeable(Protocol):
-    """A batch, as the choice sees it: sizes, the sender's budget, and whether the batch is isolated."""
+    """A batch, as the choice sees it: sizes, the sender's budget, and whether the batch is isolated.
+
+    A Protocol, because the simulator's batches have no bytes, and are chosen by the same rule as a `QueuedBatch`.
+    """
 
     @property
     def token_count(self) -> int: ...

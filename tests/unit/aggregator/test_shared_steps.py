@@ -6,7 +6,7 @@ The aggregator's pipeline and the model server's steps are the production code; 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import inf
@@ -57,8 +57,6 @@ class SharedSteps(FakeEngine):
 
     def __init__(self) -> None:
         super().__init__(replace(_EMBEDS, beside=_GENERATES))
-        self.load: GenerationLoad | None = None
-        self.last_steps: Sequence[GenerationLoad] = ()
         self.seen: list[bytes] = []
         self._took_s = 0.0
         self._ready: list[Callable[[], None]] = []

@@ -10,7 +10,7 @@ from math import inf
 
 from aggregator.admission.models import OTHER_TASK_S
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerLost
-from aggregator.model_server import GenerationCosts, GenerationLoad, ServerDescription, ServerSequence
+from aggregator.model_server import GenerationCosts, ServerDescription, ServerSequence
 from aggregator.request.request import Defaults, Request
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.mixed_replica import MixedReplica
@@ -37,8 +37,6 @@ BOTH = replace(DESCRIPTION, beside=GENERATES)
 class FakeGenerator(FakeEngine):
     """Generates ids 1, 2, 3, … at one a millisecond, and embeds if it describes that; `fatal` ids end it."""
 
-    load: GenerationLoad | None = None
-    last_steps: list[GenerationLoad] = field(default_factory=list[GenerationLoad])
     fatal: frozenset[int] = frozenset()
     running: dict[ServerSequence, asyncio.Task[None]] = field(default_factory=dict[ServerSequence, asyncio.Task[None]])
 
