@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.service import ModelServer
-from loadtest.texts.smollm2 import NAME
+from loadtest.texts.smollm2 import NAME, smollm2
 from protos.generation.v1 import generation_pb2 as pb
 from tests.faults.load_of_two_tasks import CALL_S, Answer, Failed, Fault, Load
 from tests.faults.relay import Relay
@@ -36,11 +36,11 @@ from tests.integration.aggregator.test_generation import Texts, generate
 from tests.integration.aggregator.test_generation import generated as new_tokens
 from tests.support.kafka_client import Topics, open_kafka_client
 from tests.support.processes import Running, aggregators, synthetic
-from tests.support.two_smollm2 import two_smollm2
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 SOAK_S = float(os.environ.get("FAULTS_TEXTS_S", "1200"))
+_ONE_CORE = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
 _DRAINS = {"CONSTANTS": '{"modelserver.settings:GrpcSettings.drain_timeout_s": 0.5}'}
 _KNOWN = {
     **_DRAINS,
@@ -253,9 +253,22 @@ def differs(came: Texts, expected: Texts) -> bool:
 
 
 @pytest.fixture
-def real(tmp_path: Path) -> Iterator[list[ModelServer]]:
-    with two_smollm2(tmp_path, **_DRAINS) as servers:
+def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ModelServer]]:
+    """SmolLM2 in float32 on two engines, each on one core."""
+    told = {**_DRAINS, "ENGINE__DTYPE": "float32", "MODEL__MAX_INPUT_TOKENS": "512"}
+    for name, value in _ONE_CORE.items():
+        monkeypatch.setenv(name, value)
+    path = str(smollm2())
+    servers = [ModelServer(tmp_path / f"server-{number}.log", model_path=path, settings=told) for number in range(2)]
+    try:
+        for server in servers:
+            server.launch()
+        for server in servers:
+            server.wait(600.0)
         yield servers
+    finally:
+        for server in servers:
+            server.kill()
 
 
 @pytest.mark.vllm

@@ -126,14 +126,6 @@ async def test_what_is_lost_doubled_refused_or_mixed_up_is_told(kafka: KafkaBrok
     }  # fmt: skip
 
 
-async def test_a_rate_is_kept(kafka: KafkaBroker, tmp_path: Path) -> None:
-    summary = tmp_path / "summary.json"
-    async with answering(kafka.bootstrap, "rate", embedded) as where:
-        code = await produce(*where, "--count", "100", "--rate", "50", "--unique", "--json", str(summary))
-    assert code == 0
-    assert 1.9 < json.loads(summary.read_text())["duration_s"] < 3.9
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
