@@ -1,14 +1,15 @@
-"""Have SmolLM2 generate by vLLM's own `LLM` and by this project's engine, and write what came out.
+"""Have a small model generate by vLLM's own `LLM` and by this project's engine, beside each other.
 
-Started by `test_generation.py`: `python -m tests.integration.modelserver.run_generation FILE`. One process, since
-importing vLLM takes longer than everything done here.
+`run_mixed` runs it in its process.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
+import re
+import shutil
+from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ prepare_engine_env(os.environ, local_model=True, v1_runner=True)
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
 
 import numpy as np  # noqa: E402 - vLLM reads its environment when it is imported
-from transformers import AutoTokenizer  # noqa: E402
+import torch  # noqa: E402
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: E402
 from vllm import LLM, CompletionOutput, SamplingParams, TokensPrompt  # noqa: E402
 
 from aggregator.request.generation import Generation  # noqa: E402
@@ -29,6 +31,7 @@ from modelserver.engines.core import LoadOptions  # noqa: E402
 from modelserver.engines.vllm_generator import VllmGenerator, load  # noqa: E402
 from protos.generation.v1 import generation_pb2  # noqa: E402
 from protos.modelserver.v1 import modelserver_pb2 as pb  # noqa: E402
+from tests.integration.modelserver.tiny_models import likeliest  # noqa: E402
 
 MAX_LEN = 512
 PROMPTS = ("The capital of France is", "Once upon a time, a small fox", "日本の首都は東京です。🗼 Emoji:")
@@ -41,38 +44,85 @@ SCRIPTS = (
     "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🗼 e\u0301 Å ﬁ 𝔘𝔫𝔦 \u200d\u200f end",
 )
 CHAT = (("system", "Be brief."), ("user", "नमस्ते 🗼, who are you?"), ("assistant", "A <model>."), ("user", "And I?"))
-CASES: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0, "max_tokens": 24},
-    "top_k of 1": {"temperature": 0.9, "top_k": 1, "max_tokens": 16, "seed": 5},
-    "top_p of almost 0": {"temperature": 0.9, "top_p": 1e-6, "max_tokens": 16, "seed": 6},
-    "repetition_penalty": {"temperature": 0.0, "repetition_penalty": 1.3, "max_tokens": 24},
-    "presence_penalty": {"temperature": 0.0, "presence_penalty": 1.5, "max_tokens": 24},
-    "frequency_penalty": {"temperature": 0.0, "frequency_penalty": 1.0, "max_tokens": 24},
-    "min_tokens": {"temperature": 0.0, "min_tokens": 12, "max_tokens": 16},
-    "ignore_eos": {"temperature": 0.0, "ignore_eos": True, "max_tokens": 40},
-    "logprobs": {"temperature": 0.0, "logprobs": 3, "max_tokens": 8},
-    "stop": {"temperature": 0.0, "stop": [".", " and"], "max_tokens": 40},
-    "stop_token_ids": {"temperature": 0.0, "stop_token_ids": [28, 30, 198, 284], "max_tokens": 40},
-    "stop_token_ids and min_tokens": {
-        "temperature": 0.0,
-        "stop_token_ids": [28, 30, 198, 284],
-        "min_tokens": 8,
-        "max_tokens": 40,
-    },
-    "stop and min_tokens": {"temperature": 0.0, "stop": [".", ","], "min_tokens": 10, "max_tokens": 40},
-    "one token": {"temperature": 0.0, "max_tokens": 1},
-}
-
-
+NEVER_CUT = 5
+"""Tokens that come before the model's own end, and before the stop tokens."""
 Told = dict[str, Any]
+Cases = Mapping[str, dict[str, Any]]
 
 
-def ours(engine: VllmGenerator, tokenizer: Tokenizer, prompts: list[list[int]]) -> dict[str, list[Told]]:
+def cases(texts: list[str], ids: list[list[int]]) -> Cases:
+    """By name, parameters for vLLM; of greedy texts, so that each stops within them."""
+    greedy: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24}
+    stop = [text[20:23] for text in texts]
+    stop_token_ids = [each[NEVER_CUT] for each in ids]
+    return {
+        "greedy": greedy,
+        "top_k of 1": {"temperature": 0.9, "top_k": 1, "max_tokens": 16, "seed": 5},
+        "top_p of almost 0": {"temperature": 0.9, "top_p": 1e-6, "max_tokens": 16, "seed": 6},
+        "repetition_penalty": {**greedy, "repetition_penalty": 1.3},
+        "presence_penalty": {**greedy, "presence_penalty": 1.5},
+        "frequency_penalty": {**greedy, "frequency_penalty": 1.0},
+        "min_tokens": {**greedy, "min_tokens": 12, "max_tokens": 16},
+        "ignore_eos": {**greedy, "ignore_eos": True, "max_tokens": 40},
+        "logprobs": {**greedy, "logprobs": 3, "max_tokens": 8},
+        "stop": {**greedy, "stop": stop, "max_tokens": 40},
+        "stop_token_ids": {**greedy, "stop_token_ids": stop_token_ids, "max_tokens": 40},
+        "stop_token_ids and min_tokens": {
+            **greedy,
+            "stop_token_ids": stop_token_ids,
+            "min_tokens": 8,
+            "max_tokens": 40,
+        },
+        "stop and min_tokens": {**greedy, "stop": stop, "min_tokens": 10, "max_tokens": 40},
+        "one token": {**greedy, "max_tokens": 1},
+    }
+
+
+def saved(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
+    """Write a small random model with SmolLM2's tokenizer, which says plain words; what it says after the prompts.
+
+    Its end is a token that it says greedily after the first one.
+    """
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=MAX_LEN,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        initializer_range=0.25,
+    )
+    model: Any = LlamaForCausalLM(config).float().eval()
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
+        if (smollm2() / name).is_file():
+            shutil.copy(smollm2() / name, folder / name)
+    plain = [place for place, token in _vocabulary(folder) if re.fullmatch("Ġ?[A-Za-z]+", token)]
+    others = torch.ones(config.vocab_size, dtype=torch.bool)
+    others[plain] = False
+    with torch.no_grad():
+        model.lm_head.weight[others] = 0
+    said = [likeliest(model, ids, 24) for ids in prompts]
+    end = next(token for place, token in enumerate(said[0]) if place > NEVER_CUT and token not in said[0][:place])
+    model.config.eos_token_id = model.generation_config.eos_token_id = end
+    model.save_pretrained(folder)
+    return said
+
+
+def _vocabulary(folder: Path) -> Iterator[tuple[int, str]]:
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    yield from ((place, token) for token, place in content["model"]["vocab"].items())
+
+
+def ours(engine: VllmGenerator, tokenizer: Tokenizer, prompts: list[list[int]], asked: Cases) -> dict[str, list[Told]]:
     """By case, a text for each prompt, as the aggregator would have it; all run at once."""
     texts: dict[str, Generation] = {}
     logprobs: dict[str, list[list[list[float]]]] = {}
-    names = [f"{case}/{number}" for case in CASES for number in range(len(prompts))]
-    for name, (case, ids) in zip(names, product(CASES.values(), prompts), strict=True):
+    names = [f"{case}/{number}" for case in asked for number in range(len(prompts))]
+    for name, (case, ids) in zip(names, product(asked.values(), prompts), strict=True):
         given = dict(case)
         stop = given.pop("stop", [])
         texts[name] = Generation(generation_pb2.Sampling(stop=stop, min_tokens=case.get("min_tokens", 0)))
@@ -100,15 +150,15 @@ def ours(engine: VllmGenerator, tokenizer: Tokenizer, prompts: list[list[int]]) 
         }
         for name, text in texts.items()
     }
-    return {case: [told[f"{case}/{number}"] for number in range(len(prompts))] for case in CASES}
+    return {case: [told[f"{case}/{number}"] for number in range(len(prompts))] for case in asked}
 
 
-def theirs(llm: LLM, prompts: list[list[int]]) -> dict[str, list[Told]]:
+def theirs(llm: LLM, prompts: list[list[int]], asked: Cases) -> dict[str, list[Told]]:
     """The same, as vLLM has it."""
-    asked = [TokensPrompt(prompt_token_ids=ids) for _ in CASES for ids in prompts]
-    samplings = [SamplingParams(**case) for case in CASES.values() for _ in prompts]
-    outputs = iter(each.outputs[0] for each in llm.generate(asked, samplings, use_tqdm=False))
-    return {case: [_told(next(outputs)) for _ in prompts] for case in CASES}
+    each_asked = [TokensPrompt(prompt_token_ids=ids) for _ in asked for ids in prompts]
+    samplings = [SamplingParams(**case) for case in asked.values() for _ in prompts]
+    outputs = iter(each.outputs[0] for each in llm.generate(each_asked, samplings, use_tqdm=False))
+    return {case: [_told(next(outputs)) for _ in prompts] for case in asked}
 
 
 def _told(output: CompletionOutput) -> Told:
@@ -123,13 +173,13 @@ def _told(output: CompletionOutput) -> Told:
     }
 
 
-def spelled(tokenizer: Tokenizer, script: str) -> str:
-    """A text of these characters, as a caller gets it who reads every token."""
+def _text(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """The text of these tokens, as a caller gets it who reads every one."""
     text = Generation(generation_pb2.Sampling())
     prompt = tokenizer.count(["x"]).ids.tobytes()
     text.begin("r", prompt, tokenizer.detokenizer(prompt))
     deltas: list[str] = []
-    for token_id in tokenizer.count([script]).ids.tolist():
+    for token_id in ids:
         text.extend([token_id], ())
         deltas.append(text.read_new()[1])
     return "".join(deltas)
@@ -194,20 +244,21 @@ def freed(engine: VllmGenerator, ids: list[int]) -> list[int]:
     return [before, during, after]
 
 
-def main(file: Path) -> None:
-    """Run all, and write it."""
-    folder = str(smollm2())
-    tokenizer = Tokenizer(Path(folder))
+def results(folder: Path) -> dict[str, Any]:
+    """All of it."""
+    tokenizer = Tokenizer(smollm2())
     prompts = [tokenizer.count([prompt]).ids.tolist() for prompt in PROMPTS]
+    said = saved(folder, prompts)
+    asked = cases([_text(tokenizer, ids) for ids in said], said)
     common: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_model_len": MAX_LEN, "block_size": 32}
-    llm = LLM(folder, max_num_seqs=64, **common)
-    expected = theirs(llm, prompts)
+    llm = LLM(str(folder), max_num_seqs=64, **common)
+    expected = theirs(llm, prompts, asked)
     client: Any = llm.llm_engine.engine_core
     client.engine_core.shutdown()
     del llm, client
     engine = load(
         LoadOptions(
-            model_path=folder,
+            model_path=str(folder),
             dtype="float32",
             model_tokens=MAX_LEN,
             max_input_tokens=MAX_LEN,
@@ -215,19 +266,14 @@ def main(file: Path) -> None:
             options={},
         )
     )
-    results = {
+    found = {
         "expected": expected,
-        "found": ours(engine, tokenizer, prompts),
+        "found": ours(engine, tokenizer, prompts, asked),
         "seeded": seeded(engine, prompts[1]),
         "freed": freed(engine, prompts[1]),
         "refused": [refused(engine, stop_token_ids=range(1000, 1000 + count)) for count in (127, 128)],
-        "spelled": [[script, spelled(tokenizer, script)] for script in SCRIPTS],
-        "chats": chats(tokenizer, folder),
+        "spelled": [[script, _text(tokenizer, tokenizer.count([script]).ids.tolist())] for script in SCRIPTS],
+        "chats": chats(tokenizer, str(smollm2())),
     }
-    file.write_text(json.dumps(results), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-    sys.stdout.flush()
-    os._exit(0)
+    engine.close()
+    return found

@@ -1,7 +1,8 @@
 """Have one engine embed and generate random mixes, and write how the results differ from those of each task alone.
 
-Started by `test_mixed.py`: `python -m tests.integration.modelserver.run_mixed FILE FAMILY …`, for vLLM's second model
-runner by way of `on_runner_v2`.
+Started by `test_generation.py`: `python -m tests.integration.modelserver.run_mixed FILE FAMILY …`, for vLLM's second
+model runner by way of `on_runner_v2`. Beside it, in the same process, runs `run_generation` or `run_runner_v2`:
+importing vLLM takes longer than what is done here.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ from modelserver.scheduler.step_limits import StepCost, StepLimits, StepTokens  
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue  # noqa: E402
 from modelserver.service.batch import Batch  # noqa: E402
 from protos.modelserver.v1 import modelserver_pb2 as pb  # noqa: E402
+from tests.integration.modelserver import run_generation, run_runner_v2  # noqa: E402
 from tests.integration.modelserver.several_engines import several_engines  # noqa: E402
 from tests.integration.modelserver.tiny_models import likeliest  # noqa: E402
 
@@ -161,7 +163,8 @@ def model_of(family: str) -> Model:
         case "qwen2" | "uncached":
             return tiny(folder, Qwen2Config, Qwen2ForCausalLM, Pooling.LAST)
         case "llama":
-            return tiny(folder, LlamaConfig, LlamaForCausalLM, Pooling.MEAN, adapter=True)
+            pooling = Pooling.LAST if V2 else Pooling.MEAN
+            return tiny(folder, LlamaConfig, LlamaForCausalLM, pooling, adapter=True)
         case _:
             return tiny(folder, MistralConfig, MistralForCausalLM, Pooling.CLS)
 
@@ -431,10 +434,10 @@ def poisoned(engine: VllmGenerator, model: Model) -> dict[str, Any]:
     }
 
 
-def longest(engine: VllmGenerator, model: Model) -> dict[str, Any]:
+def longest(engine: VllmGenerator, model: Model, seed: int = 3) -> dict[str, Any]:
     """The longest input that the server says it takes."""
     server = Server(engine, 64, 8)
-    ids = np.random.default_rng(3).integers(3, POISON, engine.facts.max_input_tokens).tolist()
+    ids = np.random.default_rng(seed).integers(3, POISON, engine.facts.max_input_tokens).tolist()
     server.embed(0, [ids])
     server.finish()
     outcome = server.outcomes[0]
@@ -455,17 +458,19 @@ def run(family: str) -> dict[str, Any]:
         "longest": longest(engine, model),
         "poison": poisoned(engine, model),
     }
-    if model.embedding.pooling is Pooling.MEAN:  # neither reads the prefix cache: the same engine pools otherwise
-        runner.pooler, model.embedding = Pooler(Pooling.CLS), replace(model.embedding, pooling=Pooling.CLS)
-        found["longest by the first token"] = longest(engine, model)
+    if family == "llama":  # nothing of an input with random ids is in the prefix cache: the same engine pools otherwise
+        for seed, pooling in enumerate((Pooling.MEAN, Pooling.CLS), start=4):
+            runner.pooler, model.embedding = Pooler(pooling), replace(model.embedding, pooling=pooling)
+            found[f"longest by {pooling.value}"] = longest(engine, model, seed)
     engine.close()
     return found
 
 
 def main(file: Path, families: Sequence[str]) -> None:
-    """Run these families, and write what came out."""
+    """Run these families and the lab of this runner, and write what came out."""
+    beside = run_runner_v2 if V2 else run_generation
     with several_engines():
-        found = {family: run(family) for family in families}
+        found = {"lab": beside.results(Path(mkdtemp()))} | {family: run(family) for family in families}
     file.write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -1,14 +1,11 @@
 """Run both kinds of engine on vLLM's second model runner, and write what came out beside what transformers gives.
 
-Started by `test_runner_v2.py`: `python -m tests.integration.modelserver.on_runner_v2
-tests.integration.modelserver.run_runner_v2 FOLDER`.
+`run_mixed` runs it in its process.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +29,11 @@ from protos.modelserver.v1 import modelserver_pb2 as pb  # noqa: E402
 from tests.integration.modelserver import tiny_models  # noqa: E402
 from tests.integration.modelserver.run_engines import embed, options  # noqa: E402
 from tests.integration.modelserver.run_generation import freed, seeded  # noqa: E402
-from tests.integration.modelserver.several_engines import several_engines  # noqa: E402
 from tests.integration.modelserver.texts import questions, token_ids  # noqa: E402
 
 QUESTIONS = 16
 TOKENS = 12
-SEEDED_TOKENS = 9
+SEEDED_TOKENS = 6
 PROMPT = [7, 99, 500, 12, 340]
 
 
@@ -107,16 +103,8 @@ def _generated(engine: VllmGenerator, count: int, **sampling: Any) -> list[int]:
     return tokens
 
 
-def main(folder: Path) -> None:
-    """Run all, and write it."""
+def results(folder: Path) -> dict[str, Any]:
+    """All of it."""
     torch.manual_seed(0)
-    with several_engines():
-        results: dict[str, Any] = {kind: embeddings(kind, folder) for kind in tiny_models.MODELS}
-        results |= {"generation": generation(folder / "g"), "minilm": minilm()}
-    (folder / "lab.json").write_text(json.dumps(results), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-    sys.stdout.flush()
-    os._exit(0)
+    found: dict[str, Any] = {kind: embeddings(kind, folder) for kind in tiny_models.MODELS}
+    return found | {"generation": generation(folder / "g"), "minilm": minilm()}
