@@ -116,7 +116,7 @@ class Aggregator:
 
     def _open_kafka(self, settings: AggregatorSettings, tracing: Tracing) -> KafkaSource:
         def on_fenced(in_flight_records: Sequence[InFlightRecord]) -> None:
-            """Partitions were revoked: their new owner reads again what has no reply."""
+            """Partitions were revoked: their new owner reads the records without a reply again."""
             self._pipeline.forget(source.revoked(in_flight_records))
 
         for topic in settings.kafka.topics:  # Prometheus sees no increase in a series that appears with its first loss
@@ -149,7 +149,7 @@ class Aggregator:
         return [each for source in self.sources for each in source.backlogs()]
 
     def _room(self, name: str, task: Task) -> int:
-        """Tokens that a source may claim for a model: a few batches for each server, less what is held."""
+        """Tokens that a source may claim for a model: a few batches for each server, less the tokens held."""
         served = self._models.find(name, task)
         replicas = [
             each for revision in served.revisions.values() for each in revision.dispatcher.replicas.in_use.values()
@@ -217,7 +217,7 @@ class Aggregator:
         )
 
     async def _drain(self) -> None:
-        """Stop intake, finish what is in flight, commit, leave; other aggregators replay unfinished records."""
+        """Stop intake, finish the requests in flight, commit, leave; other aggregators replay unfinished records."""
         self._draining = True
         grace_s = self._settings.lifecycle.grace_s
         _LOG.info("drain started", extra={"grace_s": grace_s})
@@ -329,7 +329,7 @@ async def check(settings: AggregatorSettings) -> int:
 
 
 async def _warn(name: str, asking: Awaitable[Sequence[str]]) -> list[str]:
-    """Print what a broker is warned of; returns why it does not fit."""
+    """Print the warnings about a broker; returns the reason why it cannot be used."""
     try:
         for warning in await asking:
             print(f"warning: {warning}")

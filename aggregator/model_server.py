@@ -1,4 +1,4 @@
-"""The interfaces to model servers: what a server is, what is sent to it and comes back."""
+"""The interfaces to model servers: a server's description, the batches sent to it and their results."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ SCHEME = "k8s://"
 _ADDRESS = re.compile(r"k8s://(?P<service>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+):\d+")
 _FIRST_DELAY_S = 0.2  # one error is no outage
 _LONGEST_DELAY_S = 5.0  # new pods wait for it after an outage
-_GONE = 410
+_GONE = 410  # the version of the list is too old: list again
 
 
 @dataclass(frozen=True, slots=True)

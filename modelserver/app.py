@@ -94,7 +94,7 @@ class Server:
         return EngineLoop(partial(self._start.generating, embeds=embeds), steps, self._on_state, self._watch)
 
     async def run(self) -> int:
-        """Serve until SIGTERM or SIGINT, then finish what was accepted; the exit code. Raises CannotStart."""
+        """Serve until SIGTERM or SIGINT, then finish accepted work; the exit code. Raises CannotStart."""
         for name in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(name, self._stop.set)
         server, port = await self._listen()
@@ -149,7 +149,7 @@ class Server:
         return server, int(address.rpartition(":")[2])
 
     async def _drain(self, server: grpc.aio.Server) -> None:
-        """Set health to NOT_SERVING, refuse new work, finish what was accepted, then close the port."""
+        """Set health to NOT_SERVING, refuse new work, finish accepted work, then close the port."""
         _log.info("stopping", extra={"queued_tokens": self._queue.queued_tokens})
         await self._health.enter_graceful_shutdown()
         self._queue.close()

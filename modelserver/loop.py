@@ -16,7 +16,7 @@ from modelserver.watch import Phase, Watch
 _log = logging.getLogger(__name__)
 
 _FAILED_STEPS = 8
-"""In a row, after which an engine leaves service: one that fails fast would attract the most work."""
+"""In a row, after which an engine leaves service: an engine that fails fast would attract the most work."""
 
 
 class EngineState(StrEnum):
@@ -79,7 +79,7 @@ class EngineLoop(Generic[E]):
         self._steps = steps
         self._on_state = on_state
         self._watch = watch
-        self._thread = Thread(target=self._loop, name="engine", daemon=True)
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -88,11 +88,11 @@ class EngineLoop(Generic[E]):
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _loop(self) -> None:
+    def _run(self) -> None:
         try:
             engine = self._build()
             rebuilt = False
-            while not self._serve(engine, rebuilt=rebuilt):
+            while not self._execute_steps(engine, rebuilt=rebuilt):
                 self._steps.refuse("the engine is being rebuilt")
                 self._close(engine)
                 del engine
@@ -110,8 +110,8 @@ class EngineLoop(Generic[E]):
         with self._watch.phase(Phase.CLOSE):
             engine.close()
 
-    def _serve(self, engine: E, *, rebuilt: bool) -> bool:
-        """Run steps until all work is done; False if the engine broke and may be built again.
+    def _execute_steps(self, engine: E, *, rebuilt: bool) -> bool:
+        """Execute steps until all work is done; False if the engine broke and may be built again.
 
         Raises EngineBroken if only a new process helps: on a GPU, whose memory the old engine still holds, and if an
         engine that was built again breaks before its first good step.
@@ -121,7 +121,7 @@ class EngineLoop(Generic[E]):
         self._on_state(EngineState.SERVING, None)
         try:
             while self._steps.wait(engine):
-                self._run(engine)
+                self._execute(engine)
                 good_steps += self._steps.failures == 0
         except EngineBroken as error:
             if isinstance(error, DeviceLost) or not engine.facts.on_cpu or (rebuilt and not good_steps):
@@ -131,7 +131,7 @@ class EngineLoop(Generic[E]):
             return False
         return True
 
-    def _run(self, engine: E) -> None:
+    def _execute(self, engine: E) -> None:
         with self._watch.phase(Phase.STEP):
             self._steps.execute(engine)
         if self._steps.failures >= _FAILED_STEPS:

@@ -136,7 +136,7 @@ def read(path: Path, revision: str) -> ModelFiles:
 def with_adapter(files: ModelFiles, adapter: Path, revision: str) -> ModelFiles:
     """The files of a model that embeds through a LoRA adapter: prompts and normalisation are the adapter's.
 
-    `revision` is the one that was set; empty: the model's, and a digest of the adapter. Raises CannotStart for an
+    `revision` is the setting; empty: the model's, and a digest of the adapter. Raises CannotStart for an
     adapter whose texts are tokenized otherwise.
     """
     sentence = _mapping(adapter / "config_sentence_transformers.json")

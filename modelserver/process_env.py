@@ -47,7 +47,7 @@ def ensure_malloc(arguments: Sequence[str], execve: Callable[..., object] = os.e
 
 
 def prepare_engine_env(env: MutableMapping[str, str], *, local_model: bool, v1_runner: bool) -> None:
-    """Set the variables that vLLM and torch read when they are imported; those that are set already stay.
+    """Set the variables that vLLM and torch read when they are imported; variables set already stay.
 
     `v1_runner`: use vLLM's first model runner, else the one that vLLM chooses.
     """
@@ -77,7 +77,7 @@ def cpu_quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
 
 
 def check_installation() -> str:
-    """The installed vLLM ("vllm 0.32.0"). Raises CannotStart when it is missing, or lacks what it needs."""
+    """The installed vLLM ("vllm 0.32.0"). Raises CannotStart when it is missing, or lacks a library."""
     name = installed_vllm()
     if name is None:
         raise CannotStart(

@@ -37,7 +37,7 @@ _RUNS, _MIN_RUNS = 15, 3
 
 @dataclass(slots=True)
 class EngineStart:
-    """Builds the engine, at the start and again after it broke; what its steps take is measured once, and kept."""
+    """Builds the engine, at the start and again after it broke; the cost of its steps is measured once, and kept."""
 
     settings: ModelServerSettings
     files: ModelFiles

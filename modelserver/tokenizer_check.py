@@ -1,4 +1,4 @@
-"""Compare the tokenizer that aggregators get with the one that transformers makes of all files of a model."""
+"""Compare the tokenizer that aggregators get with the tokenizer that transformers makes of all files of a model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TEXTS = (
 """Texts on which tokenizers of the same vocabulary differ."""
 _PAIR = ("how many?", "as many as there are")
 _ADDED_TOKENS = 500  # some models add thousands
-_SHOWN = 12
+_SHOWN = 12  # tokens from the first difference on
 _BLANKS = str.maketrans("Ġ▁", "  ")
 """How vocabularies write a blank."""
 
@@ -88,7 +88,7 @@ def joins_with_token_types(files: ModelFiles) -> bool:
 
 
 def tokens_of(files: ModelFiles, wanted: Sequence[int | str]) -> tuple[str, ...]:
-    """The tokens of the tokenizer that these ids or words are. Raises CannotStart for one that is none."""
+    """The tokens of these ids or words. Raises CannotStart for an id or a word that the tokenizer does not have."""
     tokenizer, found = _served(files), list[str]()
     for each in wanted:
         token = tokenizer.id_to_token(each) if isinstance(each, int) else each

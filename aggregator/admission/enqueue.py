@@ -135,7 +135,7 @@ def _counted(
 
 
 def _is_quarantined(model_revision: ModelRevision, request: Request, sequence: bytes) -> bool:
-    """Whether it is not tried, as it was proven to be poison; one that is redriven is tried again."""
+    """Whether it is refused as proven poison; a redriven request is tried again."""
     retries = model_revision.dispatcher.retries
     if request.redriven:
         retries.end_quarantine(sequence)

@@ -22,15 +22,15 @@ from aggregator.tokenizers.tokenizer import Tokenizer
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _CONTROL_TEXT = "1"
-"""Short, with the model's special tokens around it: what a server that is well computes."""
+"""A text that every healthy server computes: short, with the model's special tokens around it."""
 
 
 class ModelRevision:
     """One revision of a model for one task, while it has servers.
 
-    `under_way`: its batches in flight. `mixed`: replicas of servers that also generate. A `retired` revision sends
-    nothing more: what is still queued here is to be removed by `abandon` at once. `pair_frame`: how a model that scores
-    wants pairs joined; None: by its template of text.
+    `in_flight`: its batches that are sent and not answered. `mixed`: replicas of servers that also generate. A
+    `retired` revision sends nothing more: `abandon` is to empty its queue at once. `pair_frame`: how a model that
+    scores wants pairs joined; None: by its template of text.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ModelRevision:
         self.slo = SloTracker(goal) if goal is not None else None
         self.servers: dict[str, ModelServer] = {}
         self.mixed: dict[str, MixedReplica] = {}
-        self.under_way: set[Batch] = set()
+        self.in_flight: set[Batch] = set()
         self.retired = False
         self.length = MeanLength()
         self._kv_token_s = self._demanded_tokens = 0.0
@@ -125,7 +125,7 @@ class ModelRevision:
             self._limit_inputs()
 
     def _limit_inputs(self) -> None:
-        """Accept what each of its servers accepts: one that also generates takes a token less, and pools no spans."""
+        """Accept what all of its servers do: a server that also generates takes a token less, and pools no spans."""
         task = self.description.task
         each = [server.description.by_task[task] for server in self.servers.values()]
         if each:
@@ -142,14 +142,14 @@ class ModelRevision:
         requests = dict[Request, None].fromkeys(query.request for query in waiting if query.request.remaining)
         for query in waiting:
             dispatcher.queue.cancel(query)
-        for batch in self.under_way if requests else ():
+        for batch in self.in_flight if requests else ():
             for query in (query for item in batch.items for query in item.waiters):
                 if query.request in requests:
                     query.item = None
         return list(requests)
 
     def _resolve(self, options: Options) -> Options:
-        """Fill in what the model decides; raises InvalidRequest for what it cannot do."""
+        """Fill in the model's defaults. Raises InvalidRequest for options that it cannot meet."""
         description = self.description
         dimensions = options.dimensions
         if dimensions and dimensions != description.dimensions and dimensions not in description.matryoshka_dimensions:

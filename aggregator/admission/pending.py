@@ -11,7 +11,7 @@ from aggregator.request.request import Request
 
 _PER_TOKEN = 4
 """Characters of a token, in English; and the bytes of a token id."""
-_FEW = 64
+_FEW = 64  # fewer removed requests are not worth a pass over the list
 
 
 class Pending:

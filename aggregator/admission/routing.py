@@ -22,7 +22,7 @@ _DOES = {Task.EMBED: "embeds", Task.GENERATE: "generates", Task.SCORE: "scores"}
 
 @dataclass(slots=True)
 class Routed:
-    """Requests by model revision; `refused` are those that failed, `expired` of them by their deadline.
+    """Requests by model revision; `refused` are failed requests, `expired` of them by their deadline.
 
     Requests that wait for the first server of their model are in neither: they are pending.
     """
@@ -79,7 +79,7 @@ def _expired_on_arrival(late_s: float) -> Failure:
 
 
 def unroute(request: Request) -> None:
-    """Forget every vector and what the revision decided, so that no reply mixes revisions; failures stay."""
+    """Forget every vector and the revision's defaults, so that no reply mixes revisions; failures stay."""
     request.outcomes = [outcome if isinstance(outcome, Failure) else None for outcome in request.outcomes]
     request.remaining = request.outcomes.count(None)
     request.options = request.options.asked or request.options

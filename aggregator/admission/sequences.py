@@ -38,7 +38,7 @@ class Sequences(Protocol):
     def make(
         self, model_revision: ModelRevision, request: Request, indexes: Sequence[int], counted: Sequence[Counted]
     ) -> Iterator[Made]:
-        """Each input's sequence, within the model's limit, or why it has none; `counted`: what its `texts` gave."""
+        """Each input's sequence, within the model's limit, or why it has none; `counted`: the tokens of its `texts`."""
         ...
 
 

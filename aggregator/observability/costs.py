@@ -17,7 +17,7 @@ REST = 0
 class Costs:
     """Two counters by tenant, model and task; used from the event loop's thread only.
 
-    `named` tenants have series of their own whoever comes before them; of the rest, those that come first.
+    `named` tenants always have series of their own; of the other tenants, the first to come have them too.
     """
 
     def __init__(self, buffer: MetricsBuffer, named: Collection[str] = ()) -> None:
@@ -46,7 +46,7 @@ class Costs:
     ) -> None:
         """A batch was computed but for `failed_rows`: divide `seconds`, its part of the step, by its tenants' tokens.
 
-        The waiters of an item have equal parts of it, also those who left after it was packed.
+        The waiters of an item have equal parts of it, also callers who left after it was packed.
         """
         shares: dict[str, float] = {}
         for row, item in enumerate(items):

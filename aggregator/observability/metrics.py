@@ -293,7 +293,7 @@ class Metrics:
         self.source_events = buffer.counter(
             "embed.source.events",
             "{event}",
-            "errors of a source's server, and what it lost",
+            "errors of a source's server, and requests that it lost",
             "source",
             "event",
         )

@@ -1,6 +1,6 @@
 """Stream events to the browsers that look at the page: from one thread, which runs only while there are any.
 
-A browser that reads slowly gets the latest state when it reads again, and what is kept for it is one event.
+A browser that reads slowly gets the latest state when it reads again: only one event is kept for it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Feed(Protocol):
     """
 
     def read(self, *, full: bool) -> tuple[object, object]:
-        """The events since the last call; and, if `full`, all that a newcomer needs, else None."""
+        """The events since the last call; and, if `full`, the whole state for a new viewer, else None."""
         ...
 
 
@@ -134,7 +134,7 @@ class _Viewer:
         self.needs_all = True
 
     def send(self, event: bytes, all_of_it: bytes | None, now_s: float) -> bool:
-        """Send what was left, then the event or, if it needs that, everything; False if the browser is gone."""
+        """Send the unsent rest, then the event or, if it needs that, the whole state; False if the browser is gone."""
         if not self._flush(now_s):
             return False
         if self._unsent or (self.needs_all and all_of_it is None):

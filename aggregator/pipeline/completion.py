@@ -1,4 +1,4 @@
-"""Complete requests: reply, release what they hold once the reply is delivered, and count the open ones."""
+"""Complete requests: reply, release their tokens once the reply is delivered, and count the open requests."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class BatchExecutor:
 
     async def execute(self, model_revision: ModelRevision, server: ModelServer, batch: Batch) -> list[Request]:
         """Send a batch, and wait for its vectors or first tokens; returns the requests that are complete by this."""
-        model_revision.under_way.add(batch)
+        model_revision.in_flight.add(batch)
         try:
             if model_revision.description.generation is None:
                 result = await server.embed(outgoing(batch), timeout_s=batch.timeout_s)
@@ -65,7 +65,7 @@ class BatchExecutor:
         except BatchFailed as error:
             return self._failed(model_revision, batch, server, error)
         finally:
-            model_revision.under_way.remove(batch)
+            model_revision.in_flight.remove(batch)
         now_s = self.clock()
         model_revision.dispatcher.done(batch, report, now_s)
         if report is None:

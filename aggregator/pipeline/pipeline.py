@@ -153,7 +153,7 @@ class Pipeline:
     async def _queue(
         self, model_revision: ModelRevision, served: ServedTask, requests: Sequence[Request]
     ) -> list[Request]:
-        """Queue requests, all of them long or none; returns those that are already complete."""
+        """Queue requests, all of them long or none; returns the requests that are already complete."""
         queue = model_revision.dispatcher.queue
         coalesced = queue.coalesced
         try:
@@ -309,7 +309,7 @@ class Pipeline:
             self._completion.pause_sources()
 
     def _leave_retired(self, model_revision: ModelRevision) -> None:
-        """Admit again, to the revision that took over, what was queued for one that is retired."""
+        """Admit requests queued for a retired revision again, to the revision that took over."""
         if model_revision.retired:
             self._begin_anew(model_revision.abandon())
 

@@ -1,4 +1,4 @@
-"""Judge dead letters: which are requested, which can go back and as what; and remember which went back."""
+"""Select the requested dead letters, make the records to write of them, and remember the ones put back."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class PutBack:
-    """The record that a dead letter becomes: what was sent at first, and how often it was put back."""
+    """The record that a dead letter becomes: the original one, and how often it was put back."""
 
     topic: str
     key: bytes | None
@@ -92,7 +92,7 @@ class Offsets:
     """
 
     def __init__(self, offset: int, metadata: str = "") -> None:
-        """From what was committed; metadata of another kind is taken for none."""
+        """From a committed offset and its metadata; metadata of another kind counts as none."""
         self.position = offset
         self._done = set(_offsets(offset, metadata))
 

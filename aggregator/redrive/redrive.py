@@ -1,4 +1,4 @@
-"""Put dead letters back: read up to where their topic ends now, write what can go, remember what is acknowledged."""
+"""Put dead letters back: read to the present end of their topic, write them, remember the acknowledged ones."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import client_options, topics_seen
 from aggregator.sources.kafka.offsets import Record
 
-_MOST_AT_ONCE = 500  # bounds what is put back twice after a crash
+_MOST_AT_ONCE = 500  # bounds the dead letters that are put back twice after a crash
 _POLL_MS = 200  # between two looks at whether to stop
 _COORDINATOR_S = 30.0  # for the coordinator of a cluster's very first group
 _RETRY_S = 0.5  # as often as Kafka's own clients ask
 _REQUEST_BYTES = 64 * 1024 * 1024  # the broker's limit decides
-_UNSEEN = "not there, or not for this client to see"
+_UNSEEN = "missing, or not visible to this client"
 
 
 class RedriveError(Exception):
@@ -108,7 +108,7 @@ async def _open(
         offsets[tp] = done
     producer = AIOKafkaProducer(
         enable_idempotence=True,
-        max_request_size=_REQUEST_BYTES,  # what is too large is for the topic to say
+        max_request_size=_REQUEST_BYTES,  # the topic decides which record is too large
         **options,
     )
     stack.push_async_callback(producer.stop)
@@ -186,7 +186,7 @@ class _Redrive:
         going: list[tuple[Record, PutBack]] = []
         for letter in letters:
             if self._plan.count is not None and counts.put_back + len(going) >= self._plan.count:
-                self._consumer.seek(tp, letter.offset)  # one that cannot be written leaves room for it
+                self._consumer.seek(tp, letter.offset)  # it takes the place of a dead letter that cannot be written
                 break
             done.pass_over(self._read_to[tp], letter.offset)
             self._read_to[tp] = letter.offset + 1

@@ -1,4 +1,4 @@
-"""Check what a model server reports before it is used: its description, its vectors, its figures."""
+"""Check the answers of a model server before use: its description, vectors and figures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _tasks(said: pb.DescribeResponse) -> frozenset[Task]:
 
 
 def _described(address: str, said: pb.DescribeResponse, task: Task) -> ServerDescription:
-    """Its description for one task; `step_query_capacity` is held to what one message can answer."""
+    """Its description for one task; `step_query_capacity` is held to the vectors that fit one message."""
     for name in ("model", "model_revision", "tokenizer_fingerprint", "instance_id"):
         if not getattr(said, name):
             raise BadDescription(f"it names no {name}")

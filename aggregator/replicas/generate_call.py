@@ -27,8 +27,8 @@ _LOG = logging.getLogger(__name__)
 _UINT32, _INT32, _FLOAT32, _FLOAT64 = np.dtype("<u4"), np.dtype("<i4"), np.dtype("<f4"), np.dtype("<f8")
 _SILENT_S = 10.0
 """A server with running sequences reports every step; silence this long means that it hangs."""
-_NUMBERS = 1 << 32
-_LAST_STEPS = 512
+_NUMBERS = 1 << 32  # a sequence's number is a uint32 in a step's message
+_LAST_STEPS = 512  # the page reads twice a second: steps of a millisecond and more all fit
 _KNOWN_CODES = frozenset(Code)
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class GenerateCall:
                 sequence.fail(Code(end.code) if end.code in _KNOWN_CODES else Code.INTERNAL, end.message)
 
     def _charge(self, step: pb.GenerateStep) -> None:
-        """Count whose sequences took how much of the steps. Raises ModelServerLost for what cannot be right."""
+        """Charge each account its part of the steps' time. Raises ModelServerLost for invalid accounts or times."""
         if len(step.accounts) * 2 != len(step.account_s) or len(step.account_s) % _FLOAT64.itemsize:
             raise ModelServerLost("the answer's accounts and their times do not fit")
         seconds = np.frombuffer(step.account_s, _FLOAT64)

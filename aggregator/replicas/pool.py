@@ -1,6 +1,6 @@
 """Keep a connection to every model server, and report to the pipeline which of them take batches.
 
-One joins the pool when it answers well, and is removed as soon as it does not.
+A server joins the pool when it answers well, and is removed as soon as it does not.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ModelServers:
             watch.suspect(server)
 
     def troubles(self) -> list[tuple[Target, str]]:
-        """Every configured server, and why it is not in the pool; empty for those that are."""
+        """Every configured server, and why it is not in the pool; empty while it is."""
         return [(target, watch.trouble) for target, watch in self._watches.items()]
 
 
@@ -154,12 +154,12 @@ class ModelServerWatch:
                     server, tokenizer = await self._reach()
                 except (BatchFailed, BadDescription, TokenizerMismatch, ValueError, OSError) as error:
                     self._report(error)
-                except Exception as error:  # noqa: BLE001 - what one server sends must not end the work of all others
+                except Exception as error:  # noqa: BLE001 - no answer of one server may end the work of all others
                     kind = type(error).__name__
                     self._report(BadDescription(f"its answers or its tokenizer cannot be used: {kind}: {error}"))
                 else:
                     joined_s = loop.time()
-                    await self._serve(server, tokenizer)
+                    await self._keep_joined(server, tokenizer)
                     tries = 0 if loop.time() - joined_s >= self.policy.steady_s else tries
                 await asyncio.sleep(self.policy.delay_s(tries))
                 tries += 1
@@ -197,7 +197,7 @@ class ModelServerWatch:
                 self.client.costs.charge(description.model, description.kind, REST, result.report.engine_s)
         return server, tokenizer
 
-    async def _serve(self, server: GrpcModelServer, tokenizer: Tokenizer) -> None:
+    async def _keep_joined(self, server: GrpcModelServer, tokenizer: Tokenizer) -> None:
         """Let it join, and wait until it reports or shows that it does not serve."""
         description = server.description
         try:

@@ -71,7 +71,7 @@ class DemandMeter:
                 self._tokens[model.name, task] /= 2
 
     def totals(self) -> tuple[int, int]:
-        """Inputs that arrived since the start, refused or not, and the tokens of those that were admitted."""
+        """Inputs that arrived since the start, refused or not, and the tokens of admitted inputs."""
         arrivals = self._arrivals.values()
         return sum(each.total_inputs for each in arrivals), sum(each.total_tokens for each in arrivals)
 
@@ -150,7 +150,7 @@ class DemandReport:
 
 
 def _replicas(revisions: Sequence[ModelRevision]) -> list[pb.Replica]:
-    """Each server once: one that does both tasks with its throughput of embeddings, and its KV cache."""
+    """Each server once: a server of both tasks with its throughput of embeddings, and its KV cache."""
     found: dict[str, pb.Replica] = {}
     for model_revision in revisions:
         for replica in model_revision.dispatcher.replicas.in_use.values():

@@ -41,7 +41,7 @@ from protos.aggregator.v1 import aggregator_pb2 as pb
 
 _TIMEOUT_S = 1.0  # a loop that is silent for longer is worth a line on the page
 _STATES = 10
-"""Events, 5 s, whose states decide what the bottleneck is: one alone would make the sentence flicker."""
+"""Events, 5 s, whose states name the bottleneck: a single state would make the sentence flicker."""
 _MOST_LANES, _MOST_PARTITIONS = 64, 64  # as many as fit a screen
 
 
@@ -63,7 +63,7 @@ class LiveFeed(Feed):
     ) -> None:
         """`troubles`: why each configured server is not used; empty if it is. `backlogs`: None without a broker.
 
-        `away`: says which brokers cannot be reached. `few_files`: what the limit of open files costs.
+        `away`: says which brokers cannot be reached. `few_files`: the consequence of the limit of open files.
         """
         self._models = models
         self._troubles = troubles

@@ -1,4 +1,4 @@
-"""Say in words what is wrong, and what the bottleneck is."""
+"""State the problems and the bottleneck in sentences."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Generation:
 
     @property
     def ids_so_far(self) -> bytes:
-        """The prompt and every new token, int32 little endian: what another server resumes from."""
+        """The prompt and every new token, int32 little endian: another server resumes after these."""
         return self.prompt_ids + self.token_ids.tobytes()
 
     @property

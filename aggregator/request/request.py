@@ -294,13 +294,13 @@ class Source(ABC):
         """Make sure that all it needs is there; callers may come from now on. Raises StartError."""
 
     async def run(self) -> None:
-        """Do what is to be done beside receiving, until cancelled."""
+        """Do the work beside receiving, until cancelled."""
 
     def receive_now(self) -> None:
         """A model server has room: hand out the requests that were held back to be batched."""
 
     def pause(self, away: Callable[[str, Task], bool], full: Callable[[str, Priority], bool]) -> None:
-        """Pause topics whose own model is `away` for their task, or that ask for one that is `full` for their class.
+        """Pause topics whose own model is `away` for their task, or that ask for a model `full` for their class.
 
         Models are given by name or alias. A source whose senders are refused has nothing to pause.
         """
@@ -312,7 +312,7 @@ class Source(ABC):
         """Wait until everything is written that follows from completed requests, such as dead letters."""
 
     async def close(self, timeout_s: float) -> None:
-        """Leave and disconnect, within the time-out; what has no reply is read again by others."""
+        """Leave and disconnect, within the time-out; other aggregators read requests without a reply again."""
 
     def trouble(self) -> str | None:
         """Why this process is not ready, if the source is the reason."""

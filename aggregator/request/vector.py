@@ -43,7 +43,7 @@ class CompletedBatch:
     """The result of one batch: pooled vectors, float32 [rows, dimensions], not normalised.
 
     `carried_s` is its time besides waiting and computing: network, encoding and decoding. It came back at `done_s`.
-    `labels`: of a classifier's columns. `shared` caches what the responses to its requests have in common.
+    `labels`: of a classifier's columns. `shared` caches the common part of the responses to its requests.
     """
 
     batch_id: str

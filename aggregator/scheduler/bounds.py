@@ -10,7 +10,7 @@ from math import ceil, inf
 from aggregator.scheduler.rates import Drain
 from aggregator.scheduler.work_item import Priority
 
-FACTOR = 4.0
+FACTOR = 4.0  # one holder alone gets four fifths of the limit, and the next one finds a fifth free
 
 
 def excess(held: int, amount: int, free: int, factor: float = FACTOR) -> float:
@@ -89,7 +89,7 @@ class AdmissionPolicy:
 
 
 class Bound(StrEnum):
-    """Which limit refused a call."""
+    """The limit that refused a call."""
 
     MODEL = "model"  # the model holds as many tokens as it may
     TENANT = "tenant"  # the tenant holds its share; the rest is kept for others
@@ -130,7 +130,7 @@ class Admission:
         """The limit that a call of `token_count` tokens does not fit, if any; a call fits whenever nothing is held.
 
         A tenant that was refused is refused until it holds well less than its limit: else callers that call again as
-        soon as they are answered would take all room from those that wait for their retry delay.
+        soon as they are answered would take all room from callers that wait for their retry delay.
         """
         if not self.total:
             return None

@@ -15,11 +15,11 @@ from aggregator.scheduler.retries import ONE_TOKEN, Retries, RetryBatch, RetryPo
 from aggregator.scheduler.work_item import Priority, Query, WorkItem
 
 _DOUBLES_S = 60.0
-"""A hang costs a time-out and a rejoin, some ten seconds; it must stay a small share of what is done between."""
+"""A hang costs a time-out and a rejoin, some ten seconds: a small share of the time between two of them."""
 _MOST_DOUBLINGS = 30.0  # more would overflow, and limit nothing
 _MOST_SHARED = 2.0
 """Less urgent inputs make the step of interactive ones at most so many times as long."""
-_ANY = 1 << 30
+_ANY = 1 << 30  # tokens: no limit
 _MOST_LIMITS = 1024
 """Addresses of pods that are gone are forgotten."""
 
@@ -46,7 +46,7 @@ class DispatchPolicy:
 class Batch:
     """Items packed for one replica; `retry` is set if they failed before. The time-out counts from `packed_s`.
 
-    `token_budget`: what their engine step may hold, including other aggregators' batches.
+    `token_budget`: the tokens of their engine step, including other aggregators' batches.
     """
 
     batch_id: str
@@ -69,7 +69,7 @@ class Batch:
 
     @property
     def control(self) -> bool:
-        """Whether it only shows if the server is well; nobody waits for it."""
+        """Whether it only shows if the server is healthy; no request waits for it."""
         return self.retry is not None and self.retry.control
 
 
@@ -96,7 +96,7 @@ class TimeOuts:
         self._limits: dict[str, tuple[int, float]] = {}
 
     def note(self, batch: Batch, now_s: float) -> None:
-        """A batch timed out; one that waited behind it on its replica says nothing more."""
+        """A batch timed out; a batch that waited behind it on its replica proves nothing more."""
         self.since_s = min(self.since_s, now_s)
         name = batch.replica.name
         if name not in self._limits or self._limits[name][1] < batch.packed_s:

@@ -13,7 +13,7 @@ from protos.modelserver.v1.curve import Curve
 
 _PREFIX_TOKENS = (64, 256)
 """Lengths of the prefixes that are remembered: usually a conversation's first turn, and more of a longer one."""
-_MOST_PREFIXES = 1024
+_MOST_PREFIXES = 1024  # bounds the memory: the prefix added or seen longest ago is forgotten
 
 
 LENGTH_SHARE = 0.02
@@ -74,7 +74,7 @@ class GeneratingReplica(Replica):
 
     @property
     def room_tokens(self) -> int:
-        """Tokens of prompts that may begin now: what is free, less what is on its way and what will grow."""
+        """Tokens of prompts that may begin now: the free ones, less prompts on their way and growing sequences."""
         growing = self._length.new_tokens / 2 * self.sequences
         return max(0, int(self._free_kv_tokens - self.tokens_out - growing))
 

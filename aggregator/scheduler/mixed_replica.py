@@ -16,8 +16,8 @@ _PARTS = 4
 class MixedReplica(Replica):
     """Its batches fit what the server's decoding leaves of a step, and each step takes the decoding's time too.
 
-    While sequences decode, one step follows the other whether a batch waits or not. So what comes is sent soon and
-    shares the next step with what was sent before, up to the room of one step.
+    While sequences decode, one step follows the other whether a batch waits or not. So a batch is sent soon and
+    shares the next step with earlier batches, up to the room of one step.
 
     The room and the decoding sequences are those that the server reported last. Its curve stays that of steps that only
     embed. A batch that does not fit takes several steps, and an isolated batch runs in a separate step. So no
@@ -53,7 +53,7 @@ class MixedReplica(Replica):
 
     @property
     def _joins(self) -> bool:
-        """Whether another batch shares the next step with those that are out."""
+        """Whether another batch shares the next step with the batches in flight."""
         return self._decoding > 0 and 0 < self.tokens_out < self.token_budget
 
     @override

@@ -1,4 +1,4 @@
-"""Moving averages of what is measured: arriving and leaving tokens, lengths, step times, delays of replies."""
+"""Moving averages: arriving and leaving tokens, lengths, step times, delays of replies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from math import inf
 
-_FORGET_WINDOWS = 5.0
+_FORGET_WINDOWS = 5.0  # by then the average has fallen below 1 % of its value
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class BusyShare:
         return min(1.0, max(0.0, (cpu_s - first_cpu_s) / (now_s - first_s))) if now_s > first_s else 0.0
 
 
-_FIRST_WINDOW_S, _WINDOW_S = 0.2, 1.0  # a first figure soon, then one that a single batch does not sway
+_FIRST_WINDOW_S, _WINDOW_S = 0.2, 1.0  # a first figure soon, then a figure that no single batch sways
 _FORGET_S = 5.0  # seconds between refusals, after which the load may be another
 
 

@@ -1,4 +1,4 @@
-"""One model server, as the aggregator sees it: what is in flight, when its next batch is due, how fast it is."""
+"""One model server, as the aggregator sees it: its batches in flight, when the next one is due, its speed."""
 
 from __future__ import annotations
 
@@ -89,15 +89,15 @@ class StepReport:
 
 STATES = ("idle", "running", "staged")
 """Of a replica: nothing is in flight, one batch is, and at least one waits behind it."""
-_ANY = 1 << 30
+_ANY = 1 << 30  # items: no limit
 
 
 class Replica:
-    """One model server, as this aggregator sees it: what is in flight, how fast it is, when the next batch is due.
+    """One model server, as this aggregator sees it: its batches in flight, its speed, when the next batch is due.
 
     `exclusive`: a suspect runs here alone, or waits to. `sibling`: the same server's replica for its other task.
-    `foreign_tokens`: tokens that other aggregators had queued here at the last reply. `token_budget`: what a batch
-    holds while no backlog waits: the given budget, or less if `budget_controller` allows less. `largest`: what a batch
+    `foreign_tokens`: tokens that other aggregators had queued here at the last reply. `token_budget`: the size of a
+    batch while no backlog waits: the given budget, or less if `budget_controller` allows less. `largest`: what a batch
     may hold of a backlog.
     """
 
@@ -114,7 +114,7 @@ class Replica:
     ) -> None:
         """`capacity`: tokens that a batch of a backlog may hold; 0: at most the budget.
 
-        `per_sequence_s`: what each sequence that decodes here adds to a step.
+        `per_sequence_s`: the seconds that each decoding sequence adds to a step.
         """
         self.name = name
         self._per_sequence_s = per_sequence_s
@@ -176,7 +176,7 @@ class Replica:
 
     @property
     def end_s(self) -> float:
-        """The predicted end of what is in flight; with nothing in flight, when the server may be sent something."""
+        """The predicted end of the batches in flight; without any, when the server may be sent a batch."""
         return self._out[-1].end_s if self._out else self.not_before_s
 
     def step_time_s(self, tokens: int) -> float:
@@ -299,13 +299,13 @@ class Replica:
         self.not_before_s = max(self.not_before_s, until_s)
 
     def _foreign_s(self, now_s: float) -> float:
-        """How long the engine still works for others: on what they had queued at the last reply."""
+        """How long the engine still works on the batches that other aggregators had queued at the last reply."""
         if not self.foreign_tokens:
             return 0.0
         return max(0.0, self._replied_s + self.step_time_s(self.foreign_tokens) - now_s)
 
     def _learn(self, out: BatchOut, report: StepReport, now_s: float) -> None:
-        """Learn from what the engine did, not from the own batch's size: a step may hold others' batches too."""
+        """Learn from the engine's step, not from the own batch's size: a step may hold others' batches too."""
         policy = self._policy
         self._learn_step(report)
         self._steer(out, report)

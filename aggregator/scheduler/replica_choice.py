@@ -87,7 +87,7 @@ def choose_replica(
     *,
     prompt: bytes = b"",
 ) -> ReplicaChoice:
-    """Choose the replica with the smallest predicted finish among those that are due.
+    """Choose the replica with the smallest predicted finish among the due ones.
 
     It is skipped only while faster replicas, after everything they have in flight, would finish all waiting tokens
     sooner than it would finish one batch. So a pod that is ten times slower does not hold a query ten times as long,
@@ -140,7 +140,7 @@ def choose_replica(
 
 
 def _with_prefix(ready: Collection[Replica], best: Replica, tokens: int, now_s: float, prompt: bytes) -> Replica:
-    """Of the replicas about as fast as `best`, the one that holds most of the prompt; a tie goes to `best`."""
+    """The replica that holds most of the prompt, of those about as fast as `best`; a tie goes to `best`."""
     within_s = now_s + _ALIKE * (best.finish_s(tokens, now_s) - now_s)
     alike = [replica for replica in ready if replica is not best and replica.finish_s(tokens, now_s) <= within_s]
     return max([best, *alike], key=lambda replica: replica.known_tokens(prompt))

@@ -46,7 +46,7 @@ class RetryPolicy:
 class RetryBatch:
     """Items that are sent again together.
 
-    `control`: the items are known to be good, and show whether the server is well. `accused`: where the single
+    `control`: the items are known to be good, and show whether the server is healthy. `accused`: where the single
     item failed isolated first. `proven_on`: where it did so after successful controls.
     """
 

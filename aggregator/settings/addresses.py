@@ -28,7 +28,7 @@ def changes(address: str) -> bool:
 
 
 def check_address(address: str) -> None:
-    """Raises ValueError for one that is neither such an address nor host:port."""
+    """Raises ValueError unless it is such an address, or host:port."""
     try:
         if changes(address):
             parse(address)

@@ -214,7 +214,7 @@ class KafkaSettings(Group):
     def _topics_are_read_once(self) -> Self:
         names = [topic.name for topic in self.topics]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"{', '.join(twice)}: configured twice; a topic is read once")
+            raise ValueError(f"{', '.join(twice)}: configured twice: list each topic once")
         if both := sorted({*names} & {*self.reply_topics}):
             raise ValueError(f"{', '.join(both)}: replies need a topic that is not read")
         return self

@@ -11,11 +11,11 @@ from k8s.process.addresses import Servers
 from k8s.process.settings import Group
 
 OTHER_REPLIES = {"generate": "generate.replies.v1", "rank": "rank.replies.v1"}
-"""Where replies go by default that hold no embeddings."""
+"""The default destinations of replies without embeddings."""
 
 
 class IntakeSettings(Group):
-    """A topic or stream of requests, and the defaults for those that say nothing."""
+    """A topic or stream, and the defaults for fields that its requests leave empty."""
 
     name: str
     model: str = Field(default="", description="model of requests that name none; empty: the first one configured")
@@ -113,7 +113,7 @@ class RedisSettings(Group):
         if self.sentinel and self.cluster:
             raise ValueError("give sentinel or cluster, not both")
         if self.cluster and self.client.database:
-            raise ValueError("a Cluster has only database 0")
+            raise ValueError(f"client.database {self.client.database}: a Cluster has only database 0")
         names = [stream.name for stream in self.streams]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"{', '.join(twice)}: configured twice; a stream is read once")

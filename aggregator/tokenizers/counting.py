@@ -32,7 +32,7 @@ class Counting:
     """Token counts off the event loop; long texts in the slow lane, so that short ones do not wait for them.
 
     Work-conserving: a text that finds the tokenizer idle is tokenized at once; texts that arrive meanwhile form one
-    call after it. The limits on requests in flight bound what waits here.
+    call after it. The limits on requests in flight bound the texts that wait here.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ class Tokenizer:
         return Pieces(self._reference)
 
     def piece(self, token_id: int) -> tuple[str, bytes]:
-        """A token's name, and what it adds to a text: bytes, as it may be a part of a character."""
+        """A token's name, and the bytes that it adds to a text: perhaps a part of a character."""
         return self._pieces.piece(token_id)
 
     def detokenizer(self, prompt_ids: bytes) -> Detokenizer:

@@ -1,4 +1,4 @@
-"""Addresses in settings: each is split here, and one that cannot be is refused with a sentence."""
+"""Addresses in settings: each is split here, and an invalid one is refused with a sentence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def split_address(address: str) -> tuple[str, int]:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if not _PORT.fullmatch(port) or int(port) >= 2**16 or not (_HOST.fullmatch(host) or _is_v6(host)):
-        shown = repr(address) if "@" not in address else "an address with a login"  # which may be a password
+        shown = repr(address) if "@" not in address else "an address with a login"  # part of it may be a password
         raise StartError(f"{shown} is not host:port or [IPv6]:port")
     return host, int(port)
 

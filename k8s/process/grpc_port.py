@@ -1,4 +1,4 @@
-"""Where a gRPC server listens, and what it takes from connections."""
+"""The address of a gRPC server, and the options that bound its connections."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from k8s.process.settings import Leaf, element_of, env_name, group_of, leaves
 
-_WIDTH = 110
+_WIDTH = 110  # characters of a line
 _BOUNDS = {Gt: (">", "gt"), Ge: ("≥", "ge"), Lt: ("<", "lt"), Le: ("≤", "le")}
 
 

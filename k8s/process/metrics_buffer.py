@@ -164,7 +164,7 @@ class BufferedHistogram:
         return new
 
     def _count(self) -> None:
-        """Count what was appended; the writer may append meanwhile."""
+        """Count the appended values; the writer may append meanwhile."""
         with self._lock:
             for labels, new in tuple(self._new.items()):
                 values = np.array(new, np.float64)

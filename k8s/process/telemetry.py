@@ -78,7 +78,7 @@ class Telemetry:
         self._server.show(pages)
 
     def shutdown(self) -> None:
-        """Export what is left, and stop; waits for the collector no longer than 3 s."""
+        """Export the rest, and stop; waits for the collector no longer than 3 s."""
         self._server.close()
         exporting = Thread(target=self._export_rest, name="last export", daemon=True)
         exporting.start()
@@ -114,7 +114,7 @@ def start(settings: TelemetrySettings, service: str, health: Health | None = Non
 
 
 class _WithBuffer(MetricReader):
-    """Adds the buffered metrics to those that the SDK collected."""
+    """Adds the buffered metrics to the SDK's own."""
 
     buffer: MetricsBuffer
     resource: Resource

@@ -154,7 +154,7 @@ _FIGURE = Instrument("embed.scaler.figure", "1", "figure for the autoscaler; abs
 
 
 def show(buffer: MetricsBuffer, published: Published, models: Mapping[str, str]) -> None:
-    """Show what is published: by the aggregators' name of each model, and for an adapter as autoscalers get it."""
+    """Show the published figures by the aggregators' name of each model, and for an adapter as autoscalers get them."""
     buffer.gauges((_REPLICAS, _AGE), lambda: _values(published.ages_s(), models))
     buffer.gauges(
         (_FIGURE,),

@@ -21,7 +21,7 @@ from protos.keda import externalscaler_pb2 as pb
 from protos.keda import externalscaler_pb2_grpc as pb_grpc
 
 _TIMEOUT_S = 5.0  # the HPA waits for it meanwhile
-_PORT = 50071
+_PORT = 50071  # of the Service in the chart, and the default of keda.bind
 _SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 Find = Callable[[str, str], str]

@@ -57,7 +57,7 @@ class Published:
         return [Value(labels, read()) for labels, read in chosen]
 
     def known(self) -> Iterator[tuple[str, Value]]:
-        """Every series with its metric, without those that are not known now."""
+        """Every series with its metric, without unknown figures."""
         for metric in METRICS:
             for model, read in self._series(metric).items():
                 with suppress(StaleInputError):

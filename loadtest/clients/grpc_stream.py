@@ -53,7 +53,7 @@ class _Stream:
         self._wishes = wishes
         self._on_progress = on_progress
         self._run_id = secrets.token_hex(4)
-        self._under_way: dict[str, range] = {}
+        self._in_flight: dict[str, range] = {}
 
     async def exchange(self, stub: embedding_pb2_grpc.EmbeddingsAsyncStub, parts: Iterator[range]) -> str:
         """Send all of `parts`, or as many as the stream takes, and read what comes back; returns how it ended."""
@@ -62,7 +62,7 @@ class _Stream:
                 self._read(response)
         except grpc.aio.AioRpcError as error:
             code: int = error.code().value[0]
-            for numbers in self._under_way.values():
+            for numbers in self._in_flight.values():
                 self._record(numbers, [Answer(code)] * len(numbers))
             return f"{error.code().name}, {error.details()}"
         return "OK"
@@ -71,7 +71,7 @@ class _Stream:
         await self._room.acquire()
         for numbers in parts:
             request_id = f"{self._run_id}-{numbers.start}"
-            self._under_way[request_id] = numbers
+            self._in_flight[request_id] = numbers
             message = request([self._texts[number] for number in numbers], request_id, self._wishes)
             sent_s = time.monotonic()
             for number in numbers:
@@ -81,7 +81,7 @@ class _Stream:
 
     def _read(self, response: pb.EmbedResponse) -> None:
         self._room.release()
-        numbers = self._under_way.pop(response.request_id, None)
+        numbers = self._in_flight.pop(response.request_id, None)
         if numbers is None:
             self._tally.mismatched += 1
             return

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 _LISTED = re.compile(r"(Supported architectures: dict_keys|The available parameters belonging to|\[type=).*")
 """Lists of hundreds of names at the end of vLLM's errors, and what pydantic adds."""
-_LONGEST_REASON = 400
+_LONGEST_REASON = 400  # characters: a line in a log and in a status
 _SCORES = frozenset((Task.RANK, Task.CLASSIFY))
 _SYNTHETIC_STEP_TOKENS = 8192  # as of a model on a GPU
 _SYNTHETIC_SEQUENCES = 256
@@ -39,7 +39,7 @@ _SYNTHETIC_KV_TOKENS = 1 << 18  # 256 sequences of 1,024 tokens
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The engine to serve with; `fallback`: why it is not the direct one that was tried, or empty.
+    """The engine to serve with; `fallback`: why the direct engine, which was tried, does not serve; or empty.
 
     `threads`: of its steps, where it computes on a CPU.
     """

@@ -69,7 +69,7 @@ class LoadOptions:
     """How to load a model; None lets the engine choose by the device (CPU or GPU).
 
     `model_tokens` is the longest input that the model's files speak of. `graphs`: capture CUDA graphs, on a GPU.
-    `modules`: what a model that only embeds computes after its transformer, by its files; None: as vLLM's class does.
+    `modules`: the modules after the transformer of a model that only embeds; None: as vLLM's class does.
     `scoring`: of a model that ranks or classifies.
     """
 
@@ -105,7 +105,7 @@ class CoreEngine:
         self.threads = StepThreads(torch.get_num_threads(), set_num_threads)
         self._names = count()
         self._params = PoolingParams(task="embed" if scoring is None else "classify", use_activation=False)
-        self._under_way: list[str] = []
+        self._in_flight: list[str] = []
         facts, (step_tokens, step_queries) = facts_of(core), _step_capacity(core)
         self.facts = replace(
             facts,
@@ -156,26 +156,26 @@ class CoreEngine:
 
     def execute(self, requests: list[Request]) -> Matrix:
         """Run one step; a batch that needs more than one (a bug, or a setting outside its bounds) is an error."""
-        self._under_way = [request.request_id for request in requests]
+        self._in_flight = [request.request_id for request in requests]
         for request in requests:
             self.core.scheduler.add_request(request)
         with device_errors():
             outputs, _ = self.core.step()
         pooled = {output.request_id: output.pooling_output for output in outputs[0].outputs} if outputs else {}
-        vectors = [vector for name in self._under_way if (vector := pooled.get(name)) is not None]
+        vectors = [vector for name in self._in_flight if (vector := pooled.get(name)) is not None]
         if len(vectors) != len(requests):
             raise StepFailed(f"{len(requests) - len(vectors)} of {len(requests)} queries missed the step")
-        self._under_way = []
+        self._in_flight = []
         matrix: Matrix = torch.cat([torch.atleast_2d(each) for each in vectors]).to(torch.float32).numpy()
         scoring = self.facts.scoring
         return matrix if scoring is None else activated(matrix, scoring.activation)
 
     def recover(self) -> None:
-        """Abort what a failed step left behind, and check that a small batch still computes."""
+        """Abort the requests that a failed step left, and check that a small batch still computes."""
         try:
-            self.core.abort_requests(self._under_way)
+            self.core.abort_requests(self._in_flight)
             self.core.step()  # a step without work, in which the runner forgets the aborted
-            self._under_way = []
+            self._in_flight = []
             probe = self.prepare(np.full(4, 1, np.int32), np.array([1, 3], np.int32)).execute()
         except Exception as error:
             raise EngineBroken(f"the engine does not recover: {type(error).__name__}: {error}") from error
@@ -271,7 +271,7 @@ def engine_config(options: LoadOptions) -> VllmConfig:
 
 
 def _pooler_config(modules: Modules | None) -> PoolerConfig | None:
-    """By which vLLM cuts its steps, and its pooling where ours cannot be placed; it does not read every layout."""
+    """The pooling in vLLM's words: it does not read every layout, and pools itself where our modules cannot."""
     if modules is None:
         return None
     return PoolerConfig(seq_pooling_type=_VLLMS.get(modules.poolings[0], "MEAN"))

@@ -43,8 +43,8 @@ class DirectEngine:
         self._layers = tuple(group.layer_names)
         self._device = runner.device
         self._modules = _modules(core, runner.model)
-        # Threads of torch's own are what a second thread must not start beside the engine's on a CPU, and there the
-        # copy to the device is nothing; on a GPU both belong to the preparation.
+        # On a CPU a second thread must not start torch's threads beside the engine's, and the copy to the device
+        # costs nothing; on a GPU both belong to the preparation.
         self._builds_ahead = self._device.type != "cpu"
         self.facts = replace(core.facts, kind="direct", capture_sizes=())
 

@@ -256,7 +256,7 @@ class Generator(Protocol):
         ...
 
     def abort(self, names: Collection[str]) -> None:
-        """Forget sequences, and free what they hold at once; unknown ones are ignored."""
+        """Forget sequences, and free their KV cache at once; unknown names are ignored."""
         ...
 
     def discard(self, names: Collection[str]) -> None:
@@ -268,7 +268,7 @@ class Generator(Protocol):
         ...
 
     def preempt(self) -> None:
-        """Let every generation wait; those that ran are resumed with the same tokens."""
+        """Preempt every generation; each resumes with the tokens that it has."""
         ...
 
     def step(self) -> tuple[Sequence[NewTokens], StepLoad]:

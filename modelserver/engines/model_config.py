@@ -122,7 +122,7 @@ def hf_overrides(config: Mapping[str, Any], scoring: Scoring | None = None) -> d
 
 
 def capture_sizes(step_tokens: int) -> tuple[int, ...]:
-    """Powers of two and their midpoints, which are also the totals of the profile, up to what a step holds.
+    """Powers of two and their midpoints, which are also the totals of the profile, up to a step's capacity.
 
     A smaller step is padded to the next of them. vLLM's default, 51 sizes up to 512, leaves larger steps without.
     """
@@ -132,7 +132,7 @@ def capture_sizes(step_tokens: int) -> tuple[int, ...]:
 
 
 def read_scoring(files: ModelFiles) -> Scoring:
-    """How the model in these files scores. Raises CannotStart for what is not computed."""
+    """How the model in these files scores. Raises CannotStart for a score that is not computed here."""
     config = read_json(files.path / "config.json")
     _check_modules(files)
     if files.is_causal:
@@ -208,7 +208,7 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _named_activation(files: ModelFiles, config: Mapping[str, Any]) -> Activation | None:
-    """The one that sentence-transformers saved: where it does today, since version 4, and before."""
+    """The activation that sentence-transformers saved: where it does today, since version 4, and before."""
     whole = read_json(files.path / "config_sentence_transformers.json") or {}
     saved = config.get("sentence_transformers") or {}
     older = saved.get("activation_fn", config.get("sbert_ce_default_activation_function"))

@@ -257,7 +257,7 @@ class ScoreModules(VectorModules):
     """From hidden states [tokens, hidden] to logits float32 [queries, labels], by the head of a loaded classifier."""
 
     def __init__(self, pooling: Pooling, layers: Sequence[tuple[Any, Any]]) -> None:
-        """`layers`: what follows the pooling, each with the dtype that it computes in (None: that of its input)."""
+        """`layers`: the layers after the pooling, each with the dtype of its computation (None: its input's)."""
         super().__init__(Modules((pooling,)))
         self._head = tuple(layers)
 
@@ -269,7 +269,7 @@ class ScoreModules(VectorModules):
 
 
 def score_modules(model: Any) -> ScoreModules | None:
-    """The computation after the transformer of a classifier that vLLM has loaded; None if that is nothing known."""
+    """The computation after the transformer of a classifier that vLLM has loaded; None for an unknown head."""
     dispatch = getattr(model, "pooler", None)
     pooler = dispatch.poolers_by_task.get("classify") if isinstance(dispatch, DispatchPooler) else None
     head = getattr(pooler, "head", None)

@@ -30,7 +30,7 @@ _OUTPUTS: Mapping[str, tuple[str, str]] = {
     "sequence-classification": ("logits", "scores"),
     "text-generation": ("logits", "causal_logits"),
 }
-"""By the task of a Transformer module: what transformers' model gives, and the module's name of it."""
+"""By the task of a Transformer module: the output of transformers' model, and the module's name for it."""
 _READ_ELSEWHERE = frozenset(
     (
         *("do_lower_case", "document_length", "max_seq_length", "modality_config", "processing_kwargs"),
@@ -40,7 +40,7 @@ _READ_ELSEWHERE = frozenset(
 )
 """Keys of a sentence config that `model_files` reads, or that change no vector."""
 _HOW_COMPUTED = frozenset(("add_pooling_layer", "attn_implementation", "dtype", "torch_dtype", "trust_remote_code"))
-"""Of what a sentence config passes to transformers' model and configuration: not another vector but for rounding."""
+"""Arguments of a sentence config for transformers' model that change no vector but by rounding."""
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """As vLLM allows them."""
 
@@ -139,7 +139,7 @@ def read_embedding(model: Path, adapter: Path | None, *, trusted: bool = False) 
 def read_modules(folder: Path, *, trusted: bool) -> Modules | None:
     """The modules of a folder; None if it names none, or its published code pools.
 
-    `trusted`: the code that was published with the model is run. Raises CannotStart for what is not computed.
+    `trusted`: the code that was published with the model is run. Raises CannotStart for modules not computed here.
     """
     file = folder / "modules.json"
     listed = read_listed(folder)
@@ -203,7 +203,7 @@ def _generating_pooling(folder: Path, *, trusted: bool) -> Pooling:
 
 
 def _kind(module: Mapping[str, Any], file: Path, *, trusted: bool) -> str:
-    """The class of a module. Raises CannotStart for one that is not computed here."""
+    """The class of a module. Raises CannotStart for a module that is not computed here."""
     type_ = str(module.get("type", ""))
     kind = type_.rpartition(".")[2]
     if unknown := sorted(module.keys() - _MODULE_KEYS):
@@ -228,7 +228,7 @@ def _kind(module: Mapping[str, Any], file: Path, *, trusted: bool) -> str:
 def check_transformer(folder: Path, task: str = "feature-extraction") -> None:
     """Raises CannotStart for a sentence config, or one of the whole model, that asks for other vectors or scores.
 
-    `task`: transformers' name of what the model computes.
+    `task`: transformers' name of the model's task.
     """
     embeds = task == "feature-extraction"
     output, given_as = _OUTPUTS[task]

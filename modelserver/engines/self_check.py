@@ -15,7 +15,7 @@ from protos.modelserver.v1 import modelserver_pb2 as pb
 TOLERANCE = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 4e-3}
 """By dtype: the largest difference that still counts as the same, of components of unit vectors, or of scores."""
 
-_LONGEST = 512
+_LONGEST = 512  # tokens of the longest input of most encoders; more would only take longer
 _SEED = 20_240_501
 
 
@@ -76,7 +76,7 @@ _GENERATIONS, _EMBEDDINGS = 8, 16
 _NEW_TOKENS, _RESUME_AT = 10, 4
 _PROMPT_TOKENS, _QUERY_TOKENS, _DOCUMENT_TOKENS = 24, 16, 200
 _STEP_TOKENS, _PART_TOKENS = 96, 40
-_SEEDS = 4
+_SEEDS = 4  # generations with a seed: one by chance alike proves nothing
 _DISORDER = 2.0
 """The highest temperature: random numbers rather than roundings decide."""
 _RESUMED = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -113,13 +113,13 @@ def difference(engine: Generator) -> str | None:
     generations = {name: (ids, greedy) for name, ids in prompts.items()}
     started = [ids for ids, _ in zip(prompts.values(), range(_SEEDS), strict=False)]
     seeded = {f"seeded {seed}": (ids, _seeded(seed, _NEW_TOKENS)) for seed, ids in enumerate(started)}
-    embedded = _run(engine, queries, {}, facts.step_token_capacity, 0)
-    generated = _run(engine, {}, generations | seeded, facts.step_token_capacity, 0)
+    embedded = _computed(engine, queries, {}, facts.step_token_capacity, 0)
+    generated = _computed(engine, {}, generations | seeded, facts.step_token_capacity, 0)
     resumed = {
         name: ([*ids, *generated.tokens[name][:_RESUME_AT]], _seeded(seed, _NEW_TOKENS - _RESUME_AT))
         for seed, (name, (ids, _)) in enumerate(seeded.items())
     }
-    mixed = _run(engine, queries, generations | resumed, _STEP_TOKENS, _PART_TOKENS)
+    mixed = _computed(engine, queries, generations | resumed, _STEP_TOKENS, _PART_TOKENS)
     same = sum(generated.tokens[name][_RESUME_AT] == mixed.tokens[name][0] for name in resumed)
     if same < _RESUMED[facts.dtype]:
         return f"{same} of {len(resumed)} seeded generations draw the same token when they are resumed"
@@ -147,7 +147,7 @@ def _seeded(seed: int, tokens: int) -> pb.Sampling:
     return pb.Sampling(max_tokens=tokens, temperature=_DISORDER, top_p=1.0, top_k=0, seed=seed, ignore_eos=True)
 
 
-def _run(
+def _computed(
     engine: Generator,
     queries: Mapping[str, Ids],
     generations: Mapping[str, tuple[Ids, pb.Sampling]],

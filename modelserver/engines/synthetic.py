@@ -25,9 +25,9 @@ from modelserver.errors import EngineBroken, device_errors
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-_EXIT_CODE = 70
-_FOREVER_S = 1e6
-_STALL_S = 3.0
+_EXIT_CODE = 70  # EX_SOFTWARE, which no other exit of this process has
+_FOREVER_S = 1e6  # eleven days
+_STALL_S = 3.0  # a late step, far below the 120 s after which the watch ends the process
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Poison:
         )
 
     def strike(self, sleep: Callable[[float], None]) -> None:
-        """Make the step fail in this way; one that stalls is only late."""
+        """Make the step fail in this way; a stalled step is only late."""
         if self.mode == "stall":
             sleep(_STALL_S)
             return
@@ -252,7 +252,7 @@ class SyntheticGenerator:
         """A generation that is not computed loses nothing."""
 
     def step(self) -> tuple[Sequence[NewTokens], StepLoad]:
-        """Compute one step: what has begun, then embeddings, then prompts."""
+        """Compute one step: sequences that have begun, then embeddings, then prompts."""
         decoding = self.load.decoding
         left = max(1, self._step_tokens - decoding)
         prefill_tokens = embedding_tokens = 0

@@ -79,7 +79,7 @@ class Pooler:
         sums = torch.segment_reduce(part.float(), "sum", lengths=_index(sizes, hidden), unsafe=True)
         for place in np.flatnonzero((starts > 0) | ~done):
             name, start = step.names[int(rows[place])], int(starts[place])
-            if start:  # 0 again after a preemption: what was summed is forgotten
+            if start:  # 0 again after a preemption: the sum is dropped
                 held, count = self.held.pop(name, (sums[place], -1))
                 if count != start:
                     raise RuntimeError(f"{count} tokens are summed, and a part starts at {start}: a cache was read")

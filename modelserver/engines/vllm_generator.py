@@ -41,7 +41,7 @@ _FIRST, _SECOND = -1, 0
 """vLLM's priorities: embeddings start before prompts that wait."""
 _WATERMARK = 0.05
 """Of the blocks of the cache, kept free when a sequence starts: preemptions fall from 30 % of the tokens to 8 %."""
-_FIXED_WIDTH = 2**64 - 1
+_FIXED_WIDTH = 2**64 - 1  # the finaliser works modulo 2^64
 _MOST_STOP_IDS = 128
 """Model Runner V2 fails the step of a sequence with more."""
 
@@ -130,7 +130,7 @@ class VllmGenerator:
         self._scheduler.scheduler_config.long_prefill_token_threshold = prompt_part
 
     def preempt(self) -> None:
-        """Let every generation wait; those that ran are resumed with the same tokens.
+        """Preempt every generation; each resumes with the tokens that it has.
 
         As vLLM's `reset_prefix_cache` does, but cached blocks stay, so that little is computed again.
         """

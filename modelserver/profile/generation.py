@@ -1,4 +1,4 @@
-"""Measure what a step of a generating engine costs: itself, each sequence that decodes, each token of a prompt."""
+"""Measure the cost of a generating engine's step: of the step itself, each decoding sequence, each prompt token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protos.modelserver.v1 import modelserver_pb2 as pb
 
 _SEQUENCES = (1, 4, 16, 32)
 _PROMPTS = (32, 128, 512, 1024)
-_STEPS = 5
+_STEPS = 5  # of each load; an odd number, whose median is one of them
 _PROMPT_TOKENS = 16  # a short prompt: steps are to decode
 _LEAST_S = 1e-7  # a cost of zero would divide by zero
 

@@ -20,10 +20,10 @@ from protos.modelserver.v1.curve import Curve
 _log = logging.getLogger(__name__)
 
 _SEED = 20_240_501
-_SMALLEST_TOTAL = 8
+_SMALLEST_TOTAL = 8  # tokens: below it every step takes the same time
 _SHORTEST_S = 1e-9  # a clock may not move between two readings
 _LOG_EVERY_S = 2.0  # a line of progress
-_SIZES = 6
+_SIZES = 6  # steps of a factor of two or less up to 32 times the saturation point
 _WORTH = 0.99
 """Of the best throughput. Where larger batches gain nothing, as past a hinge, this is met at the saturation point."""
 PRODUCTION_LENGTHS = (10, 10, 10, 10, 10, 10, 11, 11, 11, 11, 11, 12, 12, 12, 12, 13, 13, 14, 15, 17)
@@ -31,7 +31,7 @@ PRODUCTION_LENGTHS = (10, 10, 10, 10, 10, 10, 11, 11, 11, 11, 11, 12, 12, 12, 12
 
 
 class Measurable(Protocol):
-    """An engine that only embeds, or one that is otherwise idle."""
+    """An engine that only embeds, or an idle engine of both tasks."""
 
     @property
     def facts(self) -> EngineFacts: ...
@@ -112,13 +112,13 @@ def _totals(max_tokens: int) -> tuple[int, ...]:
 
 
 def batch_sizes(saturation_point: int, capacity: int) -> tuple[int, ...]:
-    """Sizes in tokens from the saturation point to what a step holds, each larger by the same factor; one if equal."""
+    """Sizes in tokens from the saturation point to a step's capacity, each larger by the same factor; one if equal."""
     grid = np.geomspace(min(saturation_point, capacity), capacity, _SIZES)
     return tuple(dict.fromkeys(grid.round().astype(int).tolist()))
 
 
 def backlog_tokens(points: Sequence[tuple[int, float]]) -> int:
-    """The least size with 99 % of the best throughput, by a curve through (tokens, seconds a batch) of ever more."""
+    """The smallest size with 99 % of peak throughput, interpolated between (tokens, seconds) of rising tokens."""
     most = points[-1][0]
     if len(points) < _SIZES:
         return most

@@ -23,8 +23,8 @@ FLAT_RISE = 1.05
 """A curve that rises less than this from one token to max_tokens is flat."""
 
 _MIN_TOTALS = 4  # a hinge has three parameters
-_HUBER = 2.0
-_REWEIGHTINGS = 4
+_HUBER = 2.0  # standard deviations, beyond which a point counts less
+_REWEIGHTINGS = 4  # a fifth changes the time of a step by 0.1 % on average
 _MIN_SPREAD = 1e-6  # of exact figures, as those of a synthetic engine
 _CONSTANT, _LINE, _HINGE = 1, 2, 3
 """Parameters of a shape, by its kind."""

@@ -1,4 +1,4 @@
-"""Keep measured profiles as JSON files, and refuse one that belongs to something else."""
+"""Keep measured profiles as JSON files, and refuse a profile of another model, engine or device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from modelserver.errors import CannotStart
 from modelserver.profile.measure import Profile, ProfileOwner, SweepPlan
 from protos.modelserver.v1.curve import Curve, Rule
 
-_FORMAT = 1
+_FORMAT = 1  # rises with a change that older files do not fit
 
 
 def save(profile: Profile, file: Path) -> None:

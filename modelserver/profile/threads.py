@@ -17,8 +17,8 @@ _log = logging.getLogger(__name__)
 _SEED = 20_240_501
 _SMALLEST, _LARGEST, _GROWTH = 8, 1024, 2**0.5
 """Tokens of the steps that are measured: each larger than the last by this factor."""
-_ROUNDS = 9
-_IN_A_ROW = 2
+_ROUNDS = 9  # an odd number, whose median is one of them
+_IN_A_ROW = 2  # a single size may be quicker by chance
 
 
 def measure_threads(engine: Measurable, threads: StepThreads, clock: Callable[[], float] = time.perf_counter) -> int:

@@ -5,8 +5,8 @@ that is isolated runs in a separate step, for which the running generations wait
 generation and no other batch is harmed.
 
 A step is divided between decoding sequences, embeddings and prompts by the policy *floor*. Every decoding sequence gets
-its token. Of what that leaves, embeddings take what they need, except that prompts that wait keep a quarter: without it
-a flood of embeddings would starve them. Tokens that one side does not need go to the other.
+its token. Of the rest, a quarter is kept for waiting prompts, which a flood of embeddings would otherwise starve, and
+embeddings take what they need of the other three. Tokens that one side does not need go to the other.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StepComposition:
     def prompt_part(self) -> int:
         """The most tokens of one prompt or embedding in the step; 0: all of them.
 
-        vLLM computes sequences in the order of their start, and those that wait last. The parts are so small that
+        vLLM computes sequences in the order of their start, and waiting ones last. The parts are so small that
         every decoding sequence and the part of the prompts that wait find room behind them.
         """
         load = self._load
@@ -261,7 +261,7 @@ class EmbeddingBatches:
         self._running, self._owners = [], {}
 
     def _next(self, step: StepComposition) -> _RunningBatch | None:
-        """The batch whose next query enters the step: the one that has entered in part, else the queue's first."""
+        """The batch whose next query enters the step: a batch that has entered in part, else the queue's first."""
         last = self._running[-1] if self._running else None
         if last is not None and last.waiting:
             return last if step.admits(last.next_tokens, last.queued.max_step_tokens) else None

@@ -156,7 +156,7 @@ class GenerationSteps:
             self._on_step(GenerationStep(new_tokens, load.prefill_tokens, duration_s))
 
     def refuse(self, reason: str) -> None:
-        """Finish every sequence, and those that wait to be started."""
+        """Finish every sequence, started or waiting."""
         if self._embeddings is not None:
             self._embeddings.refuse(reason)
         self._finish_all(grpc.StatusCode.UNAVAILABLE, reason)
@@ -257,7 +257,7 @@ class GenerationSteps:
             outbox.end_step(state)
 
     def _fail(self, engine: Generator, error: Exception) -> None:
-        """Finish all: which sequence caused it is unknown, unless a batch was isolated. Raises EngineBroken."""
+        """Finish all sequences: the one at fault is unknown, unless a batch was isolated. Raises EngineBroken."""
         embeddings = self._embeddings
         _log.warning("a step failed", extra={"sequences": self.sequences, "error": type(error).__name__})
         isolated = embeddings is not None and embeddings.isolated

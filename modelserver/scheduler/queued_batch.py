@@ -132,8 +132,8 @@ def select(waiting: Iterable[M], limits: MergeLimits) -> Selection[M] | None:
     """The next step: the batch that waits longest, and every other that fits beside it; None when none waits.
 
     The sum of tokens stays within the smallest `max_step_tokens` among the chosen. An isolated batch is
-    neither joined nor joins; one that does not fit is skipped and opens a later step, since the one that waits
-    longest always runs.
+    neither joined nor joins; a batch that does not fit is skipped and opens a later step, since the batch that
+    waits longest always runs.
     """
     waiting = iter(waiting)
     head = next(waiting, None)

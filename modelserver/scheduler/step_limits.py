@@ -1,4 +1,4 @@
-"""Decide what the next step of a generating engine holds: its tokens by time, and its sequences by time and memory.
+"""Limit the next step of a generating engine: its tokens by time, and its sequences by time and memory.
 
 *Time between tokens.* A step takes c + d for each sequence that decodes + p for each token of a prompt. What is left of
 the target after the sequences that decode goes to prompts: the long ones of new sequences are cut into parts.
@@ -20,13 +20,13 @@ from modelserver.engines.engine import StepLoad
 _TARGET_SHARE = 0.8
 """Of the target: steps scatter, and the 99th percentile is to keep it."""
 _LEAST_STEPS = 2.0
-"""Times what a step costs by itself: a lower target cannot be met, and would only starve prompts."""
+"""Times the cost of an empty step: a lower target cannot be met, and would only starve prompts."""
 _LEAST_PROMPT_TOKENS = 16
 """Of every step, however many decode: else a new sequence would never begin."""
-_SCALE_WEIGHT = 0.1
+_SCALE_WEIGHT = 0.1  # of the newest step: an outlier moves the scale by a tenth
 _SLOWEST, _QUICKEST = 3.0, 0.3
 _MIN_LENGTHS = 30  # below it mean and variance are guesses
-_MEMORY_LENGTHS = 1000
+_MEMORY_LENGTHS = 1000  # generations; earlier lengths fade
 _OVERFLOW = 0.05
 """epsilon_M; in trials, neither form gained by another value."""
 
@@ -79,7 +79,7 @@ class StepTokens:
 
 
 class MemoryForm(StrEnum):
-    """The tokens that a sequence counts for: all at its end, as in the paper, or what it holds while it runs.
+    """The tokens that a sequence counts for: all at its end, as in the paper, or those that it holds while it runs.
 
     Off, vLLM admits by the blocks that are free, and preempts when they run out.
     """
@@ -120,7 +120,7 @@ class LengthMoments:
 
 
 class OccupancyMoments:
-    """Mean and variance of what a sequence holds at a moment while it runs: its prompt, and part of its output.
+    """Mean and variance of the tokens that a running sequence holds: its prompt, and part of its output.
 
     One of i prompt tokens and o new ones held each length from i to i + o for a step: it counts o times, evenly spread.
     """
@@ -150,7 +150,7 @@ class OccupancyMoments:
 
 
 class MemoryLimit:
-    """How many sequences may run at once (Algorithm 1 of Pang et al.), by the lengths of those that finished.
+    """How many sequences may run at once (Algorithm 1 of Pang et al.), by the lengths of finished ones.
 
     Until thirty lengths are known, it counts each sequence with the longest length.
     """
@@ -167,7 +167,7 @@ class MemoryLimit:
         self._held.observe(prompt_tokens, new_tokens)
 
     def sequences(self, running: int) -> int:
-        """The number of sequences that may run; at least those that do."""
+        """The number of sequences that may run; at least `running`."""
         moments = self._moments
         if moments.count < _MIN_LENGTHS:
             return max(running, self._first_limit)

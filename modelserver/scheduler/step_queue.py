@@ -88,7 +88,7 @@ class StepQueue:
             self._drop_unwanted()
 
     def drain(self) -> tuple[QueuedBatch, ...]:
-        """Accept no batches until opened again, and return those that wait, to be refused. Engine's thread."""
+        """Accept no batches until opened again, and return the waiting ones, to be refused. Engine's thread."""
         with self._lock:
             self._bounds = None
             self._running = False
@@ -101,7 +101,7 @@ class StepQueue:
             return queued_batches
 
     def close(self) -> None:
-        """Accept no further batch; those that wait still run, then `take` and `stage` end."""
+        """Accept no further batch; waiting ones still run, then `take` and `stage` end."""
         with self._lock:
             self._closed = True
             self._may_run.notify()
@@ -189,7 +189,7 @@ class StepQueue:
         self._notify()
 
     def _notify(self) -> None:
-        """Wake the one thread that has work: while a step runs, the one that stages the next."""
+        """Wake the thread that has work: while a step runs, the staging thread."""
         if self._wake is not None:
             if self._waiting:
                 self._wake()

@@ -29,7 +29,7 @@ def describe(
     cost: StepCost | None = None,
     degraded: str = "",
 ) -> Description:
-    """The description of one running model server; `cost` is known of one that generates.
+    """The description of one running model server; `cost` is of a server that generates.
 
     `degraded`: why it serves fewer tasks than its settings ask for.
     """

@@ -33,11 +33,11 @@ async def generate(
     reading = asyncio.create_task(call.read(commands), name="commands")
     reading.add_done_callback(lambda _: filled.set())
     try:
-        while not (reading.done() and not call.under_way):
+        while not (reading.done() and not call.unfinished):
             await filled.wait()
             filled.clear()
             while (step := outbox.take()) is not None:
-                call.under_way.difference_update(each.sequence for each in step.finished)
+                call.unfinished.difference_update(each.sequence for each in step.finished)
                 yield step
         await reading
     finally:
@@ -46,10 +46,10 @@ async def generate(
 
 
 class _Call:
-    """The sequences of one caller; `under_way` are those whose end was not sent yet."""
+    """The sequences of one caller; `unfinished` are those whose end was not sent yet."""
 
     def __init__(self, steps: GenerationSteps, description: Description, outbox: Outbox) -> None:
-        self.under_way: set[int] = set()
+        self.unfinished: set[int] = set()
         self._steps = steps
         self._description = description
         self._outbox = outbox
@@ -60,12 +60,12 @@ class _Call:
                 self._start(command.start)
             else:
                 self._steps.do(Abort(self._outbox, command.abort))
-                self.under_way.discard(command.abort)
+                self.unfinished.discard(command.abort)
 
     def _start(self, start: pb.StartSequence) -> None:
-        if start.sequence in self.under_way:
+        if start.sequence in self.unfinished:
             return
-        self.under_way.add(start.sequence)
+        self.unfinished.add(start.sequence)
         try:
             token_ids = self._checked(start)
         except ModelServerError as error:

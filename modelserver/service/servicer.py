@@ -55,7 +55,7 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
         self._tokenizer = tokenizer
         self._on_refused = on_refused
         self._batch_span = batch_span
-        self._under_way = 0
+        self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -64,7 +64,7 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
 
     @override
     async def EmbedBatch(self, request: pb.EmbedBatchRequest, context: _Context) -> pb.EmbedBatchResponse:
-        self._under_way += 1
+        self._in_flight += 1
         self._idle.clear()
         try:
             with self._batch_span(context.invocation_metadata()):
@@ -72,8 +72,8 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
         except ModelServerError as error:
             await self._refuse(error, context)
         finally:
-            self._under_way -= 1
-            if not self._under_way:
+            self._in_flight -= 1
+            if not self._in_flight:
                 self._idle.set()
 
     @override
@@ -124,7 +124,7 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
         )
         for fault in batch.faults:
             self._on_refused(fault.code, 1)
-        answer = await _run(queue, batch, context.time_remaining()) if batch.lengths.size else None
+        answer = await _executed(queue, batch, context.time_remaining()) if batch.lengths.size else None
         return _response(batch, answer, queue.queued_tokens, description.facts.dimensions)
 
     async def _refuse(self, error: ModelServerError, context: _Context) -> NoReturn:
@@ -132,7 +132,7 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
         await context.abort(error.code, str(error))
 
 
-async def _run(queue: StepQueue, batch: batches.Batch, remaining_s: float | None) -> Answer:
+async def _executed(queue: StepQueue, batch: batches.Batch, remaining_s: float | None) -> Answer:
     """Queue the batch and return its answer; raises its error. If cancelled, the batch leaves the queue."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Outcome] = loop.create_future()

@@ -43,7 +43,7 @@ class RecentQuantile:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The limits of a model server, in tokens: its saturation point, and what a step can hold."""
+    """The limits of a model server, in tokens: its saturation point, and the capacity of a step."""
 
     saturation_point: int
     step_capacity: int

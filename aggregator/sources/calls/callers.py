@@ -42,7 +42,7 @@ _NAMES_CALLER = ("authorization", "x-tenant", _FAIRNESS_ID)
 
 
 def check_repeated(names: Collection[str]) -> None:
-    """Raises InvalidRequest if what came more than once says who calls: a proxy may have believed the other one."""
+    """Raises InvalidRequest for two values of a header that names the caller: a proxy may have read the other one."""
     for name in _NAMES_CALLER:
         if name in names:
             raise InvalidRequest(f"{name} is sent twice, which might name two callers: send it once")

@@ -176,7 +176,7 @@ class _Arrived:
     wall_s: float
     deadline_s: float
 
-    def decode(self) -> Request:
+    def decode_message(self) -> Request:
         """The request in it. Raises TokenbatchError."""
         message, call = self.read(self.data, self.identity)
         return decode_request(
@@ -209,7 +209,7 @@ class Calls:
         Raises TokenbatchError.
         """
         arrived = _Arrived(read, data, identity, self.clock(), self.wall_clock(), deadline_s)
-        return self._counted(arrived.decode(), identity, room)
+        return self._counted(arrived.decode_message(), identity, room)
 
     async def take_large(self, data: bytes, identity: Identity, deadline_s: float, room: Room, read: Read) -> Request:
         """The request in a message of any size."""
@@ -226,12 +226,12 @@ class Calls:
         return request
 
     async def _decode_large(self, arrived: _Arrived) -> Request:
-        """In the slow lane, with rests: those who send large ones wait for each other, and leave the lane to others."""
+        """In the slow lane, with pauses: large messages wait for each other, and leave the lane to other work."""
 
         def work() -> Request:
             began_s = time.thread_time()
             try:
-                return arrived.decode()
+                return arrived.decode_message()
             finally:
                 self._rested_s = self.clock() + _REST * (time.thread_time() - began_s)
 

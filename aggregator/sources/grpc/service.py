@@ -38,7 +38,7 @@ async def answer(calls: GrpcCalls, request: Request) -> bytes | Failure:
     else:
         encoded = await in_slow_lane(partial(encode, request, request.request_id, calls.clock(), as_json=False))
     room = call_of(request).room
-    if len(encoded) > room.size_bytes:  # from now on this is what it holds
+    if len(encoded) > room.size_bytes:  # from now on it holds the response
         room.charge(len(encoded) - room.size_bytes)
     return encoded
 
@@ -92,7 +92,7 @@ class EmbeddingsService:
         return OVER if stream.cut_short else None
 
     def _end_silent_stream(self) -> None:
-        """At the limit of open streams, end the one that has been silent longest: its client can open another."""
+        """At the limit of open streams, end the one silent for longest: its client can open another."""
         load = self._calls.load
         if self._streams and not load.streams.has_room(1):
             silent_s, stream = max(((each.silent_s, each) for each in self._streams), key=itemgetter(0))

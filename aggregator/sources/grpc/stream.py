@@ -56,7 +56,7 @@ class Stream:
         self._deadline_s = deadline_s
         self._window = window
         self._answers: asyncio.Queue[_Answer | None] = asyncio.Queue()
-        self._under_way: set[Request] = set()
+        self._in_flight: set[Request] = set()
         self._rooms: set[Room] = set()
         self._unanswered = self._unanswered_bytes = 0
         self._answer_taken = asyncio.Event()
@@ -85,9 +85,9 @@ class Stream:
                 await reading
         finally:
             reading.cancel()
-            for request in self._under_way:
+            for request in self._in_flight:
                 self._calls.give_up(request)
-            self._under_way.clear()
+            self._in_flight.clear()
             for room in self._rooms:
                 room.leave()
             self._rooms.clear()
@@ -97,9 +97,9 @@ class Stream:
 
         A small answer is made now: outcomes would keep the vectors of whole batches in memory.
         """
-        if request not in self._under_way:
+        if request not in self._in_flight:
             return
-        self._under_way.remove(request)
+        self._in_flight.remove(request)
         self._answers.put_nowait((request if is_large(request) else _written(request), call_of(request).room))
         self._end_if_done()
 
@@ -148,7 +148,7 @@ class Stream:
             self._answers.put_nowait((refusal(message, failure_of(error)).SerializeToString(), None))
             return
         self._unanswered_bytes += room.size_bytes
-        self._under_way.add(request)
+        self._in_flight.add(request)
         self._calls.submit(request)
 
     def _answer_bytes(self, request: Request) -> int:
@@ -161,7 +161,7 @@ class Stream:
         room.leave()
 
     def _end_if_done(self) -> None:
-        if self._all_read and not self._under_way:
+        if self._all_read and not self._in_flight:
             self._answers.put_nowait(None)
 
 

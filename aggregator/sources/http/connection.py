@@ -68,7 +68,7 @@ class Connection(Pooled):
 
     @override
     def close(self) -> None:
-        """Close it once what was written is sent, or when nobody reads that."""
+        """Close it once every written byte is sent, or when the client reads none for a while."""
         self._is_closing = True
         self._held = b""
         self._set_busy(_UNREAD_S)
@@ -106,7 +106,7 @@ class Connection(Pooled):
         return self._is_serving or self._is_resting or self._is_full or self._is_closing
 
     def _parse(self) -> None:
-        """Parse what has come, until a request is whole that is to be served first."""
+        """Parse the bytes that came, up to the first whole request that is to be served."""
         data, at = self._held, 0
         self._held = b""
         view = memoryview(data)
@@ -215,7 +215,7 @@ class Connection(Pooled):
         self._unproductive = 0
 
     def _rest(self) -> None:
-        """Go on once it is the turn of what was read: large bodies are read at a bounded rate."""
+        """Go on when the bytes read have their turn: large bodies are read at a bounded rate."""
         if self._wait_s > 0.0 and not self._is_resting:
             self._is_resting = True
             asyncio.get_running_loop().call_later(self._wait_s, self._rested)

@@ -76,7 +76,7 @@ class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
         return pb.TRUNCATE_START if self.truncation_side == "left" else pb.TRUNCATE_END
 
     def check(self) -> None:
-        """Raises FieldError for what the fields' types allow."""
+        """Raises FieldError for invalid values that the fields' types allow."""
         if self.truncate_prompt_tokens == 0:
             raise FieldError(
                 "expected -1, which truncates to what the model takes, or 1 and more", "truncate_prompt_tokens"

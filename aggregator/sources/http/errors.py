@@ -61,7 +61,7 @@ class HttpError(RequestError):
 
 
 def shortened(message: str) -> str:
-    """A message that may quote what the caller sent."""
+    """A message that may quote the caller's values."""
     return message if len(message) <= _MOST_CHARACTERS else f"{message[:_MOST_CHARACTERS]}…"
 
 

@@ -213,11 +213,11 @@ class Exchange:
             self.answer(*described(failure_of(error)))
 
     def answer(self, status: int, body: bytes, headers: Mapping[str, str], *, closes: bool = False) -> None:
-        """Write the whole response, unless there is one, or nobody who reads it."""
+        """Write the whole response, unless there is one already or the caller is gone."""
         if self.is_answered or self.is_gone:
             return
         room = self.room
-        if room is not None and len(body) > room.size_bytes:  # from now on this is what it holds
+        if room is not None and len(body) > room.size_bytes:  # from now on it holds the response
             room.charge(len(body) - room.size_bytes)
         lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
         if "x-request-id" not in headers and (request_id := self.request_id):
@@ -239,7 +239,7 @@ class Exchange:
         self._transport.write(self._head(200, "".join(lines), closes=not self._writes_chunks))
 
     async def write(self, data: bytes) -> None:
-        """Write a part of it, once its caller has read most of what came before. Raises ConnectionError."""
+        """Write a part of it, once its caller has read most of the earlier parts. Raises ConnectionError."""
         if self._drained is not None:
             await self._drained
         if self.is_gone:
@@ -247,7 +247,7 @@ class Exchange:
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._writes_chunks else data)
 
     def pause(self) -> None:
-        """The client has not read most of what was written."""
+        """The client has not read most of the written parts."""
         if self._drained is None:
             self._drained = asyncio.get_running_loop().create_future()
 

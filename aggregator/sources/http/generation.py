@@ -24,7 +24,7 @@ from protos.generation.v1 import generation_pb2 as pb
 DONE = b"data: [DONE]\n\n"
 _DEFAULT_COMPLETION_TOKENS = 16
 """Of a completion that names no max_tokens, as at OpenAI."""
-_MAX_TOP_LOGPROBS = 20
+_MAX_TOP_LOGPROBS = 20  # as at OpenAI
 _MAX_MESSAGES, _MAX_STOPS, _MAX_STOP_IDS = 1024, 16, 128
 """As over gRPC."""
 _FINISH: dict[int, str] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
@@ -125,7 +125,7 @@ class GenerationReader:
     def completion(
         self, data: bytes, defaults: Defaults, request_id: str
     ) -> tuple[pb.GenerateRequest, CompletionRequest]:
-        """The message for a body, and what it was made of. Raises TokenbatchError."""
+        """The message for a body, and the decoded body. Raises TokenbatchError."""
         asked = decode_body(_COMPLETION, data)
         message = _message(asked, request_id, defaults.priority)
         self._set_prompt(message, asked)
@@ -180,7 +180,7 @@ def _message(asked: CompletionRequest | ChatRequest, request_id: str, priority: 
     if asked.stream_options is not None and not asked.stream:
         raise FieldError("stream_options needs stream: true", "stream_options")
     if asked.seed is not None and asked.seed not in _SEEDS:
-        raise FieldError("the seed does not fit 64 bits", "seed")
+        raise FieldError(f"the seed {asked.seed} does not fit 64 bits", "seed")
     sampling = pb.Sampling()
     for name in _COPIED:
         if (value := getattr(asked, name)) is not None:
@@ -218,7 +218,7 @@ class _Shown:
 
 
 class Writer:
-    """Writes what a generation request gets, whole or as events."""
+    """Writes the response to a generation request, whole or as events."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class Writer:
         return msgspec.json.encode({**answer, "usage": self._usage()})
 
     def events(self, *, done: bool) -> Iterator[bytes]:
-        """The events for what is new; the last ones, with the outcome, if it is `done`."""
+        """The events for the new text; the last ones, with the outcome, if it is `done`."""
         generated = self._generation
         _, text, token_ids, logprobs = generated.read_new()
         if self._first and self._chat:

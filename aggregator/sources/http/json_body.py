@@ -77,13 +77,13 @@ def _is_shallow(data: bytes) -> bool:
 
 
 def _required(decoder: msgspec.json.Decoder[T]) -> Collection[str]:
-    """The fields that a body must have: one that is empty is not missing."""
+    """The fields that a body must have: an empty field is not missing."""
     body = cast("type[msgspec.Struct]", decoder.type)
     return [field.encode_name for field in msgspec.structs.fields(body) if field.required]
 
 
 def _asked(value: object, required: Collection[str] = ()) -> object:
-    """A value without the fields, at any level, that ask for nothing; but with the `required` ones of its own."""
+    """A value without the fields, at any level, that ask for nothing; its own `required` ones stay."""
     if isinstance(value, dict):
         kept = ((name, _asked(each)) for name, each in value.items())
         return {name: each for name, each in kept if name in required or not _asks_nothing(name, each)}

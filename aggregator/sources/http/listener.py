@@ -21,7 +21,7 @@ from k8s.process.errors import StartError
 
 _LOG = logging.getLogger(__name__)
 _HANDSHAKE_S = 20.0  # a distant client on a bad line takes some seconds
-_BACKLOG = 1024
+_BACKLOG = 1024  # connections that wait to be accepted: all clients come back at once after a restart
 _MAX_INPUTS = 2048
 """Of one request, as at OpenAI."""
 _IDLE_GRACE_S = 1.0
@@ -62,7 +62,7 @@ class HttpSource(CallSource):
 
     @override
     async def stop(self, grace_s: float) -> None:
-        """Refuse new connections, answer what is open, and cancel what is still open after `grace_s`."""
+        """Refuse new connections, answer open requests, and cancel those still open after `grace_s`."""
         if self._listener is None:
             self._batcher.close()
             return
@@ -92,12 +92,12 @@ class _Handshake(Pooled):
         if not self._connections.enter(self):
             plain.abort()
             return
-        plain.pause_reading()  # what comes first is TLS's
+        plain.pause_reading()  # the first bytes are TLS's
         self._task = asyncio.create_task(self._agree(plain), name="TLS handshake")
 
     @override
     def data_received(self, data: bytes) -> None:
-        """Keep what comes with the end of the handshake."""
+        """Keep the bytes that come with the end of the handshake."""
         self._early += data
 
     @override

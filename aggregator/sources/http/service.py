@@ -1,4 +1,4 @@
-"""The routes: what each asks of the pipeline, and how it is answered."""
+"""The routes: the request that each makes for the pipeline, and how it is answered."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class DeadlinePassed(TokenbatchError):
 
 
 class AnsweredCall(Call):
-    """The origin of a request that is answered by whom completes it, without a task of its own."""
+    """The origin of a request without a task of its own: the code that completes it writes the answer."""
 
     __slots__ = ("_answer",)
 
@@ -125,7 +125,7 @@ class OpenAIService:
         }
 
     def open(self, exchange: Exchange) -> None:
-        """Its head is there: answer a GET, else set what serves it once its body is there. Raises TokenbatchError."""
+        """Its head is there: answer a GET, else set how it is served once its body is there. Raises TokenbatchError."""
         path, route = exchange.path, self._routes.get(exchange.path)
         if route is None and path.startswith("/v1/models/"):
             route = "GET", self._show_model

@@ -19,14 +19,14 @@ from protos.embedding.v1 import embedding_pb2 as pb
 
 _MANY_FLOATS = 16_384
 """Written as decimal numbers on a thread: it takes some milliseconds."""
-_HALF_RANGE = 0x80
+_HALF_RANGE = 0x80  # turns the sign bit of a byte over, which adds 128 or takes it away
 
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
     """A vector's numbers in a response: bytes of an encoding, read as `numpy_type`.
 
-    `is_shifted`: each byte is moved by 128, so that what was signed is unsigned and the other way round.
+    `is_shifted`: each byte is moved by 128, so that signed numbers become unsigned and the other way round.
     """
 
     encoding: pb.Encoding

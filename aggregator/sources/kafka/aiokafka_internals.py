@@ -23,7 +23,7 @@ from aggregator.errors import stray_cancellation_as
 _STOP_S = 2.0  # a client that lost its broker would wait for it
 _WAIT_MS = 100  # the records are there: the broker need not wait for more
 _MAX_BYTES = 1024 * 1024  # a broker sends at least one batch, however large
-_READ_COMMITTED = 1
+_READ_COMMITTED = 1  # the isolation level in Kafka's protocol
 _NAMES_REPLICA = 11
 """From this version on, a fetch response has a field between the aborted transactions and the records."""
 
@@ -80,7 +80,7 @@ async def abandon_consumer(consumer: Any) -> None:
             task.cancel()
             await asyncio.wait([task], timeout=1.0)
     if consumer._fetcher is not None:
-        with contextlib.suppress(Exception), stray_cancellation_as_error():  # what ended its task
+        with contextlib.suppress(Exception), stray_cancellation_as_error():  # its task's error
             await consumer._fetcher.close()
     await close_client(consumer._client)
 
@@ -93,7 +93,7 @@ async def abandon_producer(producer: Any) -> None:
     for batch in chain(accumulator._pending_batches, *accumulator._batches.values()):
         if batch._drain_waiter.done():  # else asyncio complains that it was never retrieved
             batch._drain_waiter.exception()
-    with contextlib.suppress(Exception):  # what ended its task
+    with contextlib.suppress(Exception):  # its task's error
         async with asyncio.timeout(_STOP_S):
             await close_client(producer.client)
             await producer._sender.close()

@@ -80,13 +80,7 @@ async def prepare_topics(settings: KafkaSettings, timeout_s: float) -> None:
     """
     async with _admin(settings, timeout_s) as admin:
         partitions = await topics_seen(admin)
-        missing = [name for name in _wanted(settings) if name not in partitions]
-        if missing and not settings.create_topics:
-            raise StartError(
-                f"kafka: {_listed(missing)} missing, or not visible to this client: create what is missing, grant"
-                " Describe, Read and Write, or set kafka.create_topics to true"
-            )
-        if missing:
+        if missing := _missing(settings, partitions):
             await _create(admin, settings, missing, partitions, timeout_s)
 
 
@@ -98,10 +92,7 @@ async def check(settings: KafkaSettings, timeout_s: float) -> Sequence[str]:
     warnings: list[str] = []
     async with _admin(settings, timeout_s) as admin:
         partitions = await topics_seen(admin)
-        missing = [name for name in _wanted(settings) if name not in partitions]
-        if missing and not settings.create_topics:
-            raise StartError(f"kafka: {_listed(missing)} not there, or not for this client to see")
-        if missing:
+        if missing := _missing(settings, partitions):
             warnings.append(f"kafka: {_listed(missing)} not there yet, and will be created at start")
         limits = await _max_message_bytes(admin, [name for name in _wanted(settings) if name in partitions])
     for topic in settings.topics:
@@ -154,6 +145,17 @@ async def _client(settings: KafkaSettings) -> AsyncGenerator[AIOKafkaAdminClient
 def _wanted(settings: KafkaSettings) -> list[str]:
     names = [topic.name for topic in settings.topics]
     return [*names, *settings.reply_topics, *settings.delta_topics, *(name + DEAD_LETTER_SUFFIX for name in names)]
+
+
+def _missing(settings: KafkaSettings, partitions: Collection[str]) -> list[str]:
+    """The topics to create. Raises StartError if there are some and `create_topics` is off."""
+    missing = [name for name in _wanted(settings) if name not in partitions]
+    if missing and not settings.create_topics:
+        raise StartError(
+            f"kafka: {_listed(missing)} missing, or not visible to this client: create what is missing, grant"
+            " Describe, Read and Write, or set kafka.create_topics to true"
+        )
+    return missing
 
 
 def _listed(names: Collection[str]) -> str:

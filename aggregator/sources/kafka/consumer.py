@@ -143,7 +143,7 @@ class KafkaConsumer:
         self._changed.set()
 
     async def close(self, timeout_s: float) -> None:
-        """Commit what is completed, fence the rest, leave the group; within the time-out, even without a broker."""
+        """Commit completed records, fence the rest, leave the group; within the time-out, even without a broker."""
         self.stop_fetching()
         self._stop_timeout_s = max(0.0, timeout_s / 2 - _STOP_S)
         self._closing.set()

@@ -54,8 +54,8 @@ READ: Final = frozenset(
 _PLAIN_REPLY: Final[list[Header]] = [("content-type", PROTOBUF)]
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
-_REPLY_ID_LENGTH = 32
-_SLICE_RECORDS = 100
+_REPLY_ID_LENGTH = 32  # 128 bits in hexadecimal
+_SLICE_RECORDS = 100  # two milliseconds of decoding at most, after which calls have their turn
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that takes four times as long to make
@@ -152,7 +152,7 @@ def intakes(
 async def decode_all(
     in_flight_records: Sequence[InFlightRecord], intakes: Mapping[str, Intake], *, received_s: float, wall_s: float
 ) -> tuple[list[Request], list[Refused]]:
-    """Decode small records in their order, each by its topic's intake; one that cannot be read affects no other.
+    """Decode small records in their order, each by its topic's intake; an undecodable record affects no other.
 
     The event loop runs between slices of them.
     `wall_s` is the wall clock (Unix seconds) at `received_s` (monotonic).
@@ -343,7 +343,7 @@ class LargeRecords:
         self._counted()
 
     def close(self) -> None:
-        """Hand out nothing further: the next consumer processes what waits."""
+        """Hand out nothing further: the next consumer processes the records that wait."""
         self._closed = True
         self._waiting.clear()
         self._bytes = 0

@@ -302,9 +302,10 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         if self._joined and not self._giving_back and now_s >= self._commits.confirmed_s + self._session_s / 4:
             await self._commits.probe(self.partitions, self._settings.topics[0].name)
         if now_s > self._commits.confirmed_s + 2 * self._session_s + REJOIN_MARGIN_S:
-            raise kafka_errors.KafkaError("the group has not confirmed this member for too long")
+            silent_s = now_s - self._commits.confirmed_s
+            raise kafka_errors.KafkaError(f"the group has not confirmed this member for {silent_s:.0f} s")
         if now_s - self._asked_s < _RETRY_S and not self._giving_back and now_s > self._fetched_s + self._session_s:
-            raise kafka_errors.KafkaError("nothing was fetched for too long")
+            raise kafka_errors.KafkaError(f"nothing was fetched for {now_s - self._fetched_s:.0f} s")
         if await self._topics.look(self.partitions, now_s):
             await self._drain()
             self.client.subscribe(self._topics.subscribed, listener=self)

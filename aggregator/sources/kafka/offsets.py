@@ -10,7 +10,7 @@ from typing import Protocol
 
 from aiokafka import TopicPartition
 
-_RESUME_SHARE = 0.75
+_RESUME_SHARE = 0.75  # below the cap, so that a partition does not pause and resume at every commit
 
 Header = tuple[str, bytes]
 
@@ -94,7 +94,7 @@ class CommittedOffset:
 
     @property
     def span(self) -> int:
-        """Records between the commit position and the highest completed one: what a crash would replay needlessly."""
+        """Records from the commit position to the highest completed one: a crash would replay them needlessly."""
         return max(0, self._highest_completed + 1 - self.position)
 
     @property

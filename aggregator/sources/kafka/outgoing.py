@@ -15,10 +15,10 @@ from aggregator.sources.kafka.offsets import Header
 BATCH_BYTES = 256 * 1024  # well below the 1 MB that a broker takes by default
 _RECORD_OVERHEAD_BYTES = 100  # lengths, offset, timestamp and headers' names
 
-_SEED = 0x9747B28C
+_SEED = 0x9747B28C  # of Kafka's murmur2, as in its Java client
 _M = np.uint32(0x5BD1E995)
 _SIGN_OFF = np.uint32(0x7FFFFFFF)
-_FEW = 6
+_FEW = 6  # keys of one length: for fewer of 36 bytes, the loop in Python is faster
 
 
 @dataclass(slots=True, eq=False)  # one per record: a frozen one costs four times as much to make

@@ -125,7 +125,7 @@ class KafkaProducer:
         return ()
 
     async def close(self, timeout_s: float) -> None:
-        """Wait for unacknowledged records, at most this long, then disconnect; what waits fails with ProducerClosed."""
+        """Wait for unacknowledged records, at most this long, then disconnect; the rest fail with ProducerClosed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -236,7 +236,7 @@ class Writer:
 
     async def _retire(self, client: Any) -> None:
         """Let a client end the batches that it has in flight, then disconnect it."""
-        with contextlib.suppress(Exception):  # what ended one of its tasks
+        with contextlib.suppress(Exception):  # the error of one of its tasks
             async with asyncio.timeout(_STUCK_S):
                 await client.stop()
         await abandon_producer(client)
@@ -249,7 +249,7 @@ class Writer:
             await abandon_producer(self._client)
 
     async def write(self, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> Exception | None:
-        """Try to write one batch: None if all replicas have it. aiokafka retries what a broker calls retriable."""
+        """Try to write one batch: None if all replicas have it. aiokafka retries retriable errors of a broker."""
         client = self._client
         batch = client.create_batch()
         for record in records:

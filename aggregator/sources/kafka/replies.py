@@ -92,7 +92,7 @@ class Outcomes:
             in_flight.committed_offset.complete(in_flight)
 
     async def refuse(self, refused: Sequence[Refused]) -> None:
-        """Reply to records that are no requests where their route is known; dead-letter those that cannot be read."""
+        """Reply to records that are no requests where their route is known; dead-letter undecodable ones."""
         started_s = self.clock()
         answered = [each for each in refused if each.route is not None]
         codes: Counter[Code] = Counter()
@@ -174,7 +174,7 @@ def _to_route(
 class DeadLetter:
     """A record to keep, and why; `since_unix_s` is the time of its first failure.
 
-    `reply`: what Kafka refused, if a later attempt may succeed. `delayed`: the dead letter was refused as well.
+    `reply`: the refused one, if a later attempt may succeed. `delayed`: the dead letter was refused as well.
     `omits_value`: the record was too large for the dead-letter topic. Its size and SHA-256 go instead of its value, and
     key and headers only if they are small.
     """

@@ -36,7 +36,7 @@ _CLOCKS_AGREE_S = 5.0  # with NTP clocks differ by milliseconds; a record furthe
 class KafkaSource(Source):
     """A consumer and a producer. Its senders do not wait: topics are paused while a model is full.
 
-    A record is completed only when the broker has acknowledged what answers it: a reply, a dead letter, or both.
+    A record is completed only when the broker has acknowledged its reply, its dead letter, or both.
     """
 
     name = KAFKA
@@ -171,7 +171,7 @@ class KafkaSource(Source):
         return ()
 
     def _take_on(self, requests: Sequence[Request]) -> None:
-        """Note which models the records of a topic ask for, and what is from the future."""
+        """Note the models that the records of a topic ask for, and count records from the future."""
         wall_minus_monotonic_s = self._wall_clock() - self._clock()
         for request in requests:
             record = record_of(request)
@@ -192,7 +192,7 @@ class KafkaSource(Source):
         self._pause_topics()
 
     def revoked(self, in_flight_records: Sequence[InFlightRecord]) -> Callable[[Request], bool]:
-        """Partitions were revoked: returns which requests to forget, as the new owner processes them."""
+        """Partitions were revoked: returns a test for the requests to forget, as the new owner processes them."""
         self._large.drop_fenced()
         gone = frozenset(in_flight_records)
         return lambda request: request.source is self and record_of(request) in gone

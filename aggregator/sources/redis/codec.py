@@ -24,7 +24,7 @@ MAX_OTHER_BYTES = 64 * 1024
 """Of all fields of an entry but its value."""
 _MOST_DIGITS = 20  # of a size or time, before it is taken for one
 _FIRST_MS = 1e11
-"""The year 5138 in seconds, 1973 in milliseconds: what is larger was never meant as seconds."""
+"""The year 5138 in seconds, 1973 in milliseconds: a larger number was never meant as seconds."""
 _FINER_UNITS = ("milliseconds", 1e14), ("microseconds", 1e17), ("nanoseconds", inf)
 """Each with the number at which the next one begins."""
 
@@ -96,7 +96,7 @@ class Answer:
 
 
 def decode_entry(entry: Entry, *, received_s: float, wall_s: float) -> Request | Answer:
-    """The request in an entry, or the answer to one that is refused.
+    """The request in an entry, or the answer to a refused entry.
 
     `wall_s` is Redis's clock (Unix seconds) at `received_s` (monotonic).
     """

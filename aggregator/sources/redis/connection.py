@@ -51,7 +51,7 @@ _ADVICE = {
 
 
 def reason_of(error: BaseException) -> str:
-    """Why Redis did not do what it was asked, as the metric's label."""
+    """The cause of an error of Redis, as the metric's label."""
     for reason, (codes, kinds) in _REASONS.items():
         if str(error).startswith(codes) or isinstance(error, kinds):
             return reason
@@ -61,7 +61,7 @@ def reason_of(error: BaseException) -> str:
 def connect(settings: RedisSettings) -> Any:
     """A client, which connects with its first command. Raises StartError for files and addresses of no use."""
     options: dict[str, Any] = {"socket_timeout": _TIMEOUT_S, "socket_connect_timeout": _TIMEOUT_S, "protocol": 2}
-    options["retry"] = Retry(NoBackoff(), 0)  # who asks decides
+    options["retry"] = Retry(NoBackoff(), 0)  # the caller decides
     tls, password = settings.tls, settings.user.password.get_secret_value()
     try:
         if tls.enabled:
@@ -119,7 +119,7 @@ async def _prepare(client: Any, settings: RedisSettings) -> list[str]:
     except TRANSIENT:
         return []  # an ACL may not allow to look
     lost = kept and not kept.get("aof_enabled")
-    return ["redis: appendonly is off: what was acknowledged is lost when the server ends"] if lost else []
+    return ["redis: appendonly is off: acknowledged entries are lost when the server ends"] if lost else []
 
 
 async def create_group(client: Any, stream: str, group_id: str) -> None:

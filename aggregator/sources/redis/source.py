@@ -91,7 +91,7 @@ class RedisSource(Source):
 
     @override
     async def run(self) -> None:
-        """Keep what is claimed from other aggregators, and measure what waits, until cancelled."""
+        """Keep the claims from other aggregators, and measure the backlog, until cancelled."""
         while True:
             for stream in self._streams.values():
                 *_, pending, length = await self.server.send(stream.heartbeat())
@@ -137,7 +137,7 @@ class RedisSource(Source):
             self._retrying -= retrying
 
     async def _write_once(self, answers: Sequence[Answer]) -> Exception | None:
-        """Try to write what is not written yet; returns an error that passes, if there was one."""
+        """Try to write every unwritten message; returns a transient error, if there was one."""
         length, ttl_ms = self._settings.client.max_stream_length, int(self._settings.client.list_ttl_s * 1000)
         replies = [
             (each, True, write_reply(each.origin, each.reply, length, ttl_ms))

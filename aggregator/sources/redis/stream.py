@@ -72,7 +72,7 @@ class Stream:
         return ()
 
     def heartbeat(self) -> list[Command]:
-        """Commands that keep others from what is claimed here, and, the last two, that ask how much waits."""
+        """Commands that keep the claims of this consumer and, the last two, measure the backlog."""
         ids, stream = list(self.claimed), self.intake.stream
         held: list[Command] = [
             ("XCLAIM", *self.intake.place, 0, *ids[at : at + 1000], "JUSTID") for at in range(0, len(ids), 1000)
@@ -80,7 +80,7 @@ class Stream:
         return [*held, ("XPENDING", stream, self.intake.group_id), ("XLEN", stream)]
 
     async def leave(self) -> None:
-        """Let others take over at once what is still claimed here, also by a claim whose answer was lost.
+        """Let others take over at once all entries still claimed here, also by a claim whose answer was lost.
 
         Raises any of TRANSIENT.
         """
@@ -113,7 +113,7 @@ class Stream:
         return entries
 
     def _hold(self, found: Sequence[Any]) -> list[Entry]:
-        """Entries as a script returns them, without those that are held already."""
+        """Entries as a script returns them, without entries held already."""
         fresh = [(entry_id, parts) for entry_id, parts in found if entry_id not in self.claimed]
         self.claimed.update((entry_id, None) for entry_id, _ in fresh)
         return [Entry(self.intake, entry_id, dict(zip(each[::2], each[1::2], strict=True))) for entry_id, each in fresh]

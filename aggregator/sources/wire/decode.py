@@ -1,6 +1,6 @@
 """Decode an EmbedRequest in protobuf or JSON, and make a Request of it.
 
-Its bytes are checked for what it would cost to parse. A message of 4 MiB can hold 2 million inputs or 4 million token
+Its bytes are checked for the cost of parsing. A message of 4 MiB can hold 2 million inputs or 4 million token
 ids: parsed, that is a hundred megabytes. The walk over its fields ends at the first bound that it passes.
 """
 
@@ -31,7 +31,7 @@ MAX_TOKEN_IDS = 1 << 20
 
 _FIELDS_PER_INPUT = 4  # one has two: its content, and its number of tokens
 _OTHER_FIELDS = 64  # a request has 12 besides its inputs
-_HEAD_FIELDS = 2048
+_HEAD_FIELDS = 2048  # half a millisecond of walking; the id usually comes first
 _INPUTS = pb.EmbedRequest.INPUTS_FIELD_NUMBER
 _TEXT_TAG = pb.Input.TEXT_FIELD_NUMBER << 3 | 2
 _TOKEN_IDS, _CHUNKS = pb.Input.TOKEN_IDS_FIELD_NUMBER, pb.Input.CHUNKS_FIELD_NUMBER
@@ -131,7 +131,7 @@ _TOKEN_ID_NAMES = frozenset({"tokenIds", "token_ids"})
 _NOT_JSON = "the value is not an EmbedRequest in JSON"
 
 
-def decode_json(value: bytes, max_inputs: int) -> pb.EmbedRequest:
+def decode_embed_json(value: bytes, max_inputs: int) -> pb.EmbedRequest:
     """The message in JSON. Raises Undecodable or InvalidRequest, which name the position of the fault.
 
     The messages of protobuf's own errors may quote a query's text, so they are not passed on.
@@ -332,7 +332,7 @@ def _packed_ids(ids: Sequence[int]) -> bytes | None:
 
 
 def random_id() -> str:
-    """For a request without an id; as unlike others as a UUID, at a tenth of its cost."""
+    """128 random bits in hexadecimal, for a request without an id: ten times cheaper than `uuid4`."""
     return f"{random.getrandbits(128):032x}"
 
 

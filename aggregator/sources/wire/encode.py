@@ -74,7 +74,7 @@ def _describe_batch(
     answer.timings.inference.FromNanoseconds(int(batch.inference_s * 1e9))
 
 
-_LARGE_BYTES = 1024 * 1024
+_LARGE_BYTES = 1024 * 1024  # of vectors, which take a millisecond to encode
 _MANY_SCORES = 256
 """Results of 4 us each: a message of its own with a status, and perhaps a document."""
 

@@ -11,7 +11,7 @@ MAX_INT32 = 2**31 - 1
 """Token ids and numbers of tokens are int32 in a batch."""
 _VARINT, _FIXED64, BYTES, _FIXED32 = 0, 1, 2, 5
 """Wire types."""
-_LONGEST_VARINT = 10
+_LONGEST_VARINT = 10  # 64 bits, seven in a byte
 ONE_BYTE = 0x80
 """A number below it is one byte long."""
 
@@ -44,9 +44,9 @@ def fields(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int
         elif wire_type == _FIXED32:
             position += 4
         else:
-            raise DecodeError("a group, or no wire type at all")
+            raise DecodeError(f"field {tag >> 3} has wire type {wire_type}: a group, or unknown")
         if position > end:
-            raise DecodeError("a field is longer than what holds it")
+            raise DecodeError(f"field {tag >> 3} is longer than its message")
         yield tag >> 3, wire_type, start, position
 
 

@@ -45,7 +45,7 @@ _OTHER_APIS = frozenset(
 
 
 def check(data: bytes) -> None:
-    """Raises InvalidRequest for a message with too many fields or ids, DecodeError for one that is not protobuf."""
+    """Raises InvalidRequest for a message with too many fields or ids, DecodeError for bytes that are not protobuf."""
     if len(data) <= SMALL_BYTES:
         return
     walked = token_ids = 0
@@ -77,7 +77,7 @@ def decode_generate(data: bytes) -> pb.GenerateRequest:
         raise InvalidRequest("the message is not a generation.v1.GenerateRequest: it cannot be decoded") from None
 
 
-def decode_json(data: bytes) -> pb.GenerateRequest:
+def decode_generate_json(data: bytes) -> pb.GenerateRequest:
     """Decode a message in JSON. Raises InvalidRequest or Undecodable."""
     if len(data) > SMALL_BYTES and data.count(b"{") + data.count(b"[") > _MAX_FIELDS:
         raise InvalidRequest(f"the value holds more than {_MAX_FIELDS} objects: at most {_MAX_MESSAGES} messages")

@@ -54,7 +54,7 @@ def decode_score(data: bytes) -> pb.ScoreRequest:
         raise InvalidRequest("the message is not a ranking.v1.ScoreRequest: it cannot be decoded") from None
 
 
-def decode_json(data: bytes) -> pb.RankRequest:
+def decode_rank_json(data: bytes) -> pb.RankRequest:
     """A RankRequest in JSON. Raises InvalidRequest or Undecodable, which quote no value."""
     check_marks(data, MAX_INPUTS)
     try:

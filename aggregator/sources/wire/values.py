@@ -69,7 +69,7 @@ def content_type_of(given: str) -> bytes:
 
 
 def defaults_of(place: IntakeSettings, source: Source, default_model: str, *, trusts_tenant: bool) -> Defaults:
-    """The defaults of a place for requests that say nothing themselves. Where it has a tenant, they may name none."""
+    """The defaults of a topic or stream. If it sets a tenant, its requests may not name one."""
     model, priority = place.model or default_model, Priority[place.priority.upper()]
     return Defaults(source, model, priority, place.tenant, trusts_tenant=trusts_tenant and not place.tenant)
 
@@ -77,7 +77,7 @@ def defaults_of(place: IntakeSettings, source: Source, default_model: str, *, tr
 def permitted(
     replies: Collection[str], inputs: Collection[str], allowed: Sequence[str], prefix: str = ""
 ) -> Callable[[str], bool]:
-    """Whether a request may name a place for its reply: one of `replies`, or one that an `allowed` pattern matches.
+    """Whether a request may name this place for its reply: one of `replies`, or a match of an `allowed` pattern.
 
     It is never where requests or dead letters are, neither by its name nor by that with `prefix` before it.
     """
@@ -137,11 +137,11 @@ def _of_protobuf(value: bytes, max_inputs: int, task: Task) -> Message:
 def _of_json(value: bytes, max_inputs: int, task: Task) -> Message:
     match task:
         case Task.EMBED:
-            return decode.decode_json(value, max_inputs)
+            return decode.decode_embed_json(value, max_inputs)
         case Task.GENERATE:
-            return generation.decode_json(value)
+            return generation.decode_generate_json(value)
         case Task.SCORE:
-            return scores.decode_json(value)
+            return scores.decode_rank_json(value)
 
 
 def _of_text(text: str, task: Task) -> Message:
@@ -191,13 +191,13 @@ def encode(request: Request, reply_id: str, now_s: float, *, as_json: bool) -> b
 
 
 def encode_failure(request_id: str, failure: Failure, reply_id: str, *, task: Task, as_json: bool) -> bytes:
-    """The reply to what did not become a request, or has none that can be encoded."""
+    """The reply to a value that did not become a request, or whose own reply cannot be encoded."""
     answer = RESPONSES[task](request_id=request_id[:MAX_ECHOED], reply_id=reply_id)
     fill_status(answer.status, failure)
     return json_of(answer) if as_json else answer.SerializeToString()
 
 
 def internal_failure(request: Request) -> Failure | None:
-    """The first failure that is not the sender's fault, if there is one: what was sent becomes a dead letter too."""
+    """The first failure that is not the sender's fault, if any: then the request becomes a dead letter too."""
     failures = (outcome for outcome in request.outcomes if isinstance(outcome, Failure))
     return next((failure for failure in failures if failure.code is Code.INTERNAL), None)

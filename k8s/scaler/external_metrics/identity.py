@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _AUTHENTICATION = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication"
-_DAYS = 90.0
-_RENEWED_AT = 2 / 3
+_DAYS = 90.0  # as certificates of cert-manager last by default
+_RENEWED_AT = 2 / 3  # of its time, as cert-manager does: a month is left to mend what fails
 _SKEW = timedelta(minutes=5)
 _CONFLICT = 409
 _KEYS = {"ca_bundle": "ca.crt", "certificate": "tls.crt", "key": "tls.key"}

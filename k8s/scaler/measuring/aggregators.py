@@ -70,7 +70,7 @@ class Aggregators:
                 tasks.create_task(self._ask(address, asked), name=f"ask {address}")
 
     def answers(self) -> Answers:
-        """The last answers of those that are expected to answer."""
+        """The last answers of the aggregators that are expected to answer."""
         expected = [asked for asked in self._asked.values() if self._is_expected(asked)]
         measured_s = min((asked.answered_s for asked in expected), default=float("-inf"))
         return Answers(tuple(asked.answer for asked in expected if asked.answer is not None), measured_s)
@@ -85,7 +85,7 @@ class Aggregators:
         self._asked.clear()
 
     def _is_expected(self, asked: Asked) -> bool:
-        """False for a new one that may still be starting, and for one that is silent for long and not Ready."""
+        """False for a new aggregator that may still be starting, and for a silent one that is not Ready."""
         is_silent = self._clock() - max(asked.since_s, asked.answered_s) > _NEWCOMER_S
         return asked.serving if is_silent else asked.answer is not None
 

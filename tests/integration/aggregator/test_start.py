@@ -88,7 +88,7 @@ def test_check_creates_nothing_but_says_what_a_start_would(kafka: KafkaBroker, q
         )
     ended = aggregator("--check", **topics("unmade"), **reachable)
     assert ended.returncode == 1
-    assert "problem: kafka: topics unmade.requests, unmade.replies, unmade.requests-dlt are not there" in ended.stdout
+    assert "problem: kafka: topics unmade.requests, unmade.replies, unmade.requests-dlt are missing" in ended.stdout
 
 
 def test_check_names_every_problem(quick: ModelServer) -> None:

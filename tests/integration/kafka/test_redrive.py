@@ -145,7 +145,7 @@ async def test_what_cannot_go_back_stays_and_is_told(kafka: KafkaBroker, tmp_pat
     stuck = {
         "value omitted": 2,
         "no original topic": 1,
-        "topic absent is not there, or not for this client to see": 1,
+        "topic absent is missing, or not visible to this client": 1,
         "MessageSizeTooLargeError": 1,
     }
     assert await desk.redrive("--json", str(summary)) == 1
@@ -176,7 +176,7 @@ async def test_a_run_that_is_killed_loses_nothing_and_the_next_one_goes_on(desk:
     ("options", "message"),
     [
         (["--bootstrap", "localhost:1"], "Kafka at localhost:1 failed"),
-        (["--from", "absent-dlt"], "topic absent-dlt is not there, or not for this client to see"),
+        (["--from", "absent-dlt"], "topic absent-dlt is missing, or not visible to this client"),
         (["--from", "a-dlt", "--to", "a-dlt"], "the dead letters would only go round in their own topic"),
     ],
 )

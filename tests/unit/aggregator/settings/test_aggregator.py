@@ -75,6 +75,6 @@ def test_a_topic_names_a_configured_model(places: str) -> None:
 
 def test_a_topic_is_read_once_and_takes_no_replies() -> None:
     topics = f"{ENV_PREFIX}KAFKA__TOPICS"
-    assert "t: configured twice; a topic is read once" in complaint(**{topics: '[{"name": "t"}, {"name": "t"}]'})
+    assert "t: configured twice: list each topic once" in complaint(**{topics: '[{"name": "t"}, {"name": "t"}]'})
     replies = '[{"name": "t"}, {"name": "u", "reply_topic": "t"}]'
     assert "t: replies need a topic that is not read" in complaint(**{topics: replies})

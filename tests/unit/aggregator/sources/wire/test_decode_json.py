@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.errors import InvalidRequest, RequestError
-from aggregator.sources.wire.decode import MAX_TOKEN_IDS, decode_json
+from aggregator.sources.wire.decode import MAX_TOKEN_IDS, decode_embed_json
 from protos.embedding.v1 import embedding_pb2 as pb
 
 MAX_INPUTS = 8
 
 
 def parse(document: Any) -> pb.EmbedRequest:
-    return decode_json(json.dumps(document).encode(), MAX_INPUTS)
+    return decode_embed_json(json.dumps(document).encode(), MAX_INPUTS)
 
 
 def by_protobuf(document: Any) -> pb.EmbedRequest | None:
@@ -126,7 +126,7 @@ def test_more_than_can_be_is_refused_before_it_is_parsed(monkeypatch: pytest.Mon
     with monkeypatch.context() as patched:
         patched.setattr(json, "loads", None)
         with pytest.raises(InvalidRequest, match="at most 8 inputs are taken"):
-            decode_json(value, MAX_INPUTS)
+            decode_embed_json(value, MAX_INPUTS)
 
 
 def test_too_many_inputs_are_counted() -> None:
@@ -151,7 +151,7 @@ def test_ids_that_are_written_otherwise_are_taken_only_in_small_numbers() -> Non
 def test_token_ids_of_all_inputs_together_are_bounded_as_in_protobuf() -> None:
     half = json.dumps({"tokenIds": {"ids": [1] * (MAX_TOKEN_IDS // 2)}})
     most = f'{{"inputs":[{half},{half}]}}'.encode()
-    assert len(decode_json(most, 3).inputs) == 2
+    assert len(decode_embed_json(most, 3).inputs) == 2
     one_more = most.replace(b"]}}]}", b']}},{"tokenIds":{"ids":[1]}}]}')
     with pytest.raises(InvalidRequest, match="more than 1048576 token ids"):
-        decode_json(one_more, 3)
+        decode_embed_json(one_more, 3)

@@ -81,19 +81,19 @@ def test_deadlines_are_counted_from_intake() -> None:
 def test_what_others_have_is_refused_by_name_in_json(name: str) -> None:
     for document in ({"prompt": "x", name: 1}, {"prompt": "x", "sampling": {name: 1}}):
         with pytest.raises(InvalidRequest, match=name):
-            generation.decode_json(json.dumps(document).encode())
+            generation.decode_generate_json(json.dumps(document).encode())
 
 
 @pytest.mark.parametrize("value", [b"\xff", b"[1]", b"{", b'{"prompt": 5}', b'{"xprompt": "x"}'])
 def test_what_is_no_request_in_json_is_refused_without_its_words(value: bytes) -> None:
     with pytest.raises((Undecodable, InvalidRequest)) as refused:
-        generation.decode_json(value)
+        generation.decode_generate_json(value)
     assert "xprompt" not in str(refused.value)
 
 
 def test_json_is_read_as_protobuf_is() -> None:
     document = {"prompt": "x", "sampling": {"maxTokens": 5, "stop": ["a"]}, "firstTokenTimeout": "2s"}
-    message = generation.decode_json(json.dumps(document).encode())
+    message = generation.decode_generate_json(json.dumps(document).encode())
     assert (message.sampling.max_tokens, list(message.sampling.stop)) == (5, ["a"])
 
 

@@ -104,14 +104,14 @@ def test_bytes_that_are_no_message_are_refused_by_its_name(decode: Any) -> None:
 )
 def test_json_that_is_no_request_is_refused_without_quoting_it(value: bytes, told: str) -> None:
     with pytest.raises(RequestError) as refused:
-        scores.decode_json(value)
+        scores.decode_rank_json(value)
     assert told in str(refused.value)
     assert "secret" not in str(refused.value)
 
 
 def test_a_request_is_the_same_in_json() -> None:
     message = pb.RankRequest(query="q", documents=["a", "b"], top_n=1, return_documents=True, request_id="r")
-    assert scores.decode_json(json.dumps(MessageToDict(message)).encode()) == message
+    assert scores.decode_rank_json(json.dumps(MessageToDict(message)).encode()) == message
 
 
 def test_a_text_alone_is_no_request_of_a_topic_that_ranks() -> None:
