@@ -20,7 +20,8 @@ from aggregator.sources.http.errors import described
 from aggregator.sources.http.generation import DONE, ChatRequest, CompletionRequest, GenerationReader, Writer
 from aggregator.sources.http.scores import read_classify, read_rerank, read_score
 from aggregator.sources.http.service import Read
-from aggregator.sources.wire.values import Message, decode_request
+from aggregator.sources.wire.message import Message
+from aggregator.sources.wire.values import decode_request
 from protos.generation.v1 import generation_pb2 as pb
 from tests.fuzz.target import Target
 from tests.support.fake_source import GRPC

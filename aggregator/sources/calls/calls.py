@@ -24,7 +24,8 @@ from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.callers import Authentication, Callers, Identity, tenant_holder
 from aggregator.sources.calls.load import Load, Room
 from aggregator.sources.wire.decode import SMALL_BYTES
-from aggregator.sources.wire.values import Message, decode_request
+from aggregator.sources.wire.message import Message
+from aggregator.sources.wire.values import decode_request
 
 _LOG = logging.getLogger(__name__)
 LONGEST_S = 0.01

@@ -24,7 +24,7 @@ from aggregator.sources.calls.calls import Call, Calls, failure_of
 from aggregator.sources.calls.load import Holders, Load, Room
 from aggregator.sources.wire.decode import SMALL_BYTES, decode_embed, head
 from aggregator.sources.wire.encode import MAX_ECHOED, fill_status
-from aggregator.sources.wire.values import Message
+from aggregator.sources.wire.message import Message
 from protos.embedding.v1 import embedding_pb2 as pb
 
 T = TypeVar("T")

@@ -31,7 +31,7 @@ from aggregator.sources.http.generation import ChatRequest, CompletionRequest, G
 from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.http.scores import read_classify, read_rerank, read_score
 from aggregator.sources.wire.decode import SMALL_BYTES
-from aggregator.sources.wire.values import Message
+from aggregator.sources.wire.message import Message
 from aggregator.tokenizers.tokenizer import Tokenizer
 from protos.generation.v1.generation_pb2 import GenerateRequest
 

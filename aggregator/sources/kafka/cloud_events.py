@@ -14,8 +14,8 @@ from urllib.parse import quote
 from aggregator.errors import Undecodable
 from aggregator.scheduler.work_item import Task
 from aggregator.sources.kafka.offsets import Header
-from aggregator.sources.wire.decode import check_marks
 from aggregator.sources.wire.encode import MAX_ECHOED
+from aggregator.sources.wire.message import check_marks, json_object
 from aggregator.sources.wire.values import JSON, RESPONSES
 
 ATTRIBUTES: Final = {"ce_id": "id", "ce_expirytime": "expirytime", "ce_correlationid": "correlationid"}
@@ -76,11 +76,8 @@ def opened(value: bytes, max_inputs: int) -> tuple[bytes, dict[str, bytes]]:
     Raises InvalidRequest or Undecodable.
     """
     check_marks(value, max_inputs)
-    try:
-        event: object = json.loads(value.decode())
-    except (ValueError, RecursionError):
-        raise Undecodable("the value is not JSON in UTF-8") from None
-    if not isinstance(event, dict) or event.get("specversion") != _VERSION:
+    event = json_object(value)
+    if event.get("specversion") != _VERSION:
         raise Undecodable(f"the value is not a CloudEvent in JSON with specversion {_VERSION}")
     headers: dict[str, bytes] = {}
     for header, name in {**ATTRIBUTES, "content-type": "datacontenttype"}.items():

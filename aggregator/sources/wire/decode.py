@@ -6,9 +6,6 @@ ids: parsed, that is a hundred megabytes. The walk over its fields ends at the f
 
 from __future__ import annotations
 
-import json
-import random
-import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -18,10 +15,10 @@ from math import inf
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from aggregator.errors import InvalidRequest, Undecodable
+from aggregator.errors import InvalidRequest
 from aggregator.request.request import Chunks, Defaults, Failure, Input, Options, Outcome, Request
-from aggregator.scheduler.work_item import Priority
 from aggregator.sources.wire.fields import BYTES, MAX_INT32, ONE_BYTE, count_token_ids, fields
+from aggregator.sources.wire.message import OTHER_MARKS, check_marks, json_object, new_request
 from protos.embedding.v1 import embedding_pb2 as pb
 
 SMALL_BYTES = 32 * 1024
@@ -103,11 +100,6 @@ def head(data: bytes) -> pb.EmbedRequest:
         return pb.EmbedRequest()
 
 
-_PRIORITIES: dict[int, Priority] = {
-    pb.PRIORITY_INTERACTIVE: Priority.INTERACTIVE,
-    pb.PRIORITY_DEFAULT: Priority.DEFAULT,
-    pb.PRIORITY_BACKGROUND: Priority.BACKGROUND,
-}
 _ONE_OPEN = (None,)
 _PACKED_AT_ONCE = 8192
 _FLOAT32, _NO_TRUNCATION = int(pb.ENCODING_FLOAT32), int(pb.TRUNCATE_NONE)
@@ -122,10 +114,6 @@ def decode_embed(data: bytes, max_inputs: int) -> pb.EmbedRequest:
         raise InvalidRequest("the message is not an embedding.v1.EmbedRequest: it cannot be decoded") from None
 
 
-_MARKS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
-"""The bytes that begin one or more Python objects: a string, an object, an array."""
-_MARKS_PER_INPUT = 5  # {"tokenIds": {"ids": []}}
-_OTHER_MARKS = 4096  # a request has fewer than 64 besides its inputs; the rest is for ids that are written as strings
 _FIELD_NAMES = {name: field for field in pb.EmbedRequest.DESCRIPTOR.fields for name in (field.name, field.json_name)}
 _TOKEN_ID_NAMES = frozenset({"tokenIds", "token_ids"})
 _NOT_JSON = "the value is not an EmbedRequest in JSON"
@@ -137,13 +125,8 @@ def decode_embed_json(value: bytes, max_inputs: int) -> pb.EmbedRequest:
     The messages of protobuf's own errors may quote a query's text, so they are not passed on.
     """
     check_marks(value, max_inputs)
-    try:
-        document = json.loads(value.decode())
-    except (ValueError, RecursionError):
-        raise Undecodable("the value is not JSON in UTF-8") from None
-    if not isinstance(document, dict):
-        raise Undecodable("the value is not a JSON object")
-    inputs: object = document.get("inputs")
+    document = json_object(value)
+    inputs = document.get("inputs")
     if inputs is not None and not isinstance(inputs, list):
         raise InvalidRequest(f"{_NOT_JSON}: inputs is not a list")
     if inputs and len(inputs) > max_inputs:
@@ -153,15 +136,6 @@ def decode_embed_json(value: bytes, max_inputs: int) -> pb.EmbedRequest:
     if len(value) > MAX_TOKEN_IDS and sum(len(each.token_ids.ids) for each in message.inputs) > MAX_TOKEN_IDS:
         raise InvalidRequest(f"more than {MAX_TOKEN_IDS} token ids: send fewer in one request")
     return message
-
-
-def check_marks(value: bytes, max_inputs: int) -> None:
-    """A megabyte of JSON can hold 65,000 inputs, at 15 us each: with more than are allowed it is not parsed."""
-    most = _MARKS_PER_INPUT * max_inputs + _OTHER_MARKS
-    if len(value) > most and next(islice(_MARKS.finditer(value), most, None), None) is not None:
-        raise InvalidRequest(
-            f"the value holds more than {most} strings, objects and arrays: at most {max_inputs} inputs are taken"
-        )
 
 
 def _without_inputs(document: Mapping[str, object]) -> pb.EmbedRequest:
@@ -211,7 +185,7 @@ def _token_ids(ids: list[object], place: str) -> pb.Input:
     except ValueError:
         raise InvalidRequest(f"{_NOT_JSON}: {place} must hold token ids") from None
     message = pb.TokenIds()
-    if len(ids) > _OTHER_MARKS or not _fits({"ids": ids}, message):
+    if len(ids) > OTHER_MARKS or not _fits({"ids": ids}, message):
         raise InvalidRequest(f"{_NOT_JSON}: {place} must hold whole numbers")
     return pb.Input(token_ids=message)
 
@@ -243,38 +217,29 @@ def parse(
     its own Failure.
     """
     inputs = message.inputs
-    remaining = len(inputs)
-    if not 0 < remaining <= defaults.max_inputs:
-        limit = "at least one input is needed" if not remaining else f"at most {defaults.max_inputs} are taken"
-        raise InvalidRequest(f"{remaining} inputs: {limit}", "inputs")
+    count = len(inputs)
+    if not 0 < count <= defaults.max_inputs:
+        limit = "at least one input is needed" if not count else f"at most {defaults.max_inputs} are taken"
+        raise InvalidRequest(f"{count} inputs: {limit}", "inputs")
     values: Sequence[Input] = (inputs[0].text,)
-    if remaining > 1:
-        values = [item.text for item in inputs]
-    if message.HasField("expire_time"):
-        expire_s = message.expire_time.seconds + message.expire_time.nanos * 1e-9
-        deadline_s = min(deadline_s, received_s + expire_s - wall_s)
-    outcomes: Sequence[Outcome | None] = _ONE_OPEN if remaining == 1 else [None] * remaining
+    outcomes: Sequence[Outcome | None] = _ONE_OPEN
+    if count > 1:
+        values, outcomes = [item.text for item in inputs], [None] * count
     if not all(values) or any(item.spans for item in inputs):  # token ids, chunks, or nothing at all
         values, outcomes = _values(inputs)
-        remaining = outcomes.count(None)
         vectors = sum(each.count if isinstance(each, Chunks) else 1 for each in values)
         if vectors > defaults.max_inputs:
             raise InvalidRequest(f"{vectors} inputs and chunks: at most {defaults.max_inputs} are taken", "inputs")
-    return Request(
-        request_id=message.request_id or random_id(),
-        model=message.model or defaults.model,
-        model_revision=message.model_revision,
+    return new_request(
+        message,
+        defaults,
+        origin,
         inputs=values,
-        options=_options(message),
-        priority=priority_of(message.priority, defaults.priority),
-        source=defaults.source,
-        tenant=(defaults.trusts_tenant and message.tenant) or defaults.tenant,
-        received_s=received_s,
-        deadline_s=deadline_s,
-        origin=origin,
         outcomes=outcomes,
-        remaining=remaining,
-        failed=remaining < len(outcomes),
+        options=_options(message),
+        received_s=received_s,
+        wall_s=wall_s,
+        deadline_s=deadline_s,
     )
 
 
@@ -329,21 +294,6 @@ def _packed_ids(ids: Sequence[int]) -> bytes | None:
     if max(ids) > MAX_INT32:
         return None
     return struct.pack(f"<{len(ids)}i", *ids)
-
-
-def random_id() -> str:
-    """128 random bits in hexadecimal, for a request without an id: ten times cheaper than `uuid4`."""
-    return f"{random.getrandbits(128):032x}"
-
-
-def priority_of(value: int, default: Priority) -> Priority:
-    """The class of that number, or the default. Raises InvalidRequest."""
-    if not value:
-        return default
-    priority = _PRIORITIES.get(value)
-    if priority is None:
-        raise InvalidRequest(f"priority {value} is not known: use one of {list(_PRIORITIES)}", "priority")
-    return priority
 
 
 def options_of(truncate: int, truncate_to: int) -> Options:

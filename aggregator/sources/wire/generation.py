@@ -1,8 +1,7 @@
-"""Parse generation requests and build their responses; what both tasks share is in `decode` and `encode`."""
+"""Parse generation requests and build their responses; what all tasks share is in `message` and `encode`."""
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Callable
@@ -11,12 +10,13 @@ from math import inf
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from aggregator.errors import InvalidRequest, Undecodable
+from aggregator.errors import InvalidRequest
 from aggregator.request.generation import Generation
 from aggregator.request.request import Defaults, Options, Request
-from aggregator.sources.wire.decode import MAX_TOKEN_IDS, SMALL_BYTES, priority_of, random_id
+from aggregator.sources.wire.decode import MAX_TOKEN_IDS, SMALL_BYTES
 from aggregator.sources.wire.encode import fill_status
 from aggregator.sources.wire.fields import BYTES, MAX_INT32, count_token_ids, fields
+from aggregator.sources.wire.message import json_object, new_request
 from protos.generation.v1 import generation_pb2 as pb
 
 _MAX_MESSAGES = 1024  # a chat's turns
@@ -81,12 +81,7 @@ def decode_generate_json(data: bytes) -> pb.GenerateRequest:
     """Decode a message in JSON. Raises InvalidRequest or Undecodable."""
     if len(data) > SMALL_BYTES and data.count(b"{") + data.count(b"[") > _MAX_FIELDS:
         raise InvalidRequest(f"the value holds more than {_MAX_FIELDS} objects: at most {_MAX_MESSAGES} messages")
-    try:
-        document: object = json.loads(data.decode())
-    except (ValueError, RecursionError):
-        raise Undecodable("the value is not JSON in UTF-8") from None
-    if not isinstance(document, dict):
-        raise Undecodable("the value is not a JSON object")
+    document = json_object(data)
     given = document.get("sampling")
     unknown = _OTHER_APIS & {*document, *(given if isinstance(given, dict) else ())}
     if unknown:
@@ -110,27 +105,20 @@ def parse(
 ) -> Request:
     """Turn a public message into a Request; times as for embeddings. Raises InvalidRequest."""
     _check_sampling(message.sampling)
-    if message.HasField("expire_time"):
-        expire_s = message.expire_time.seconds + message.expire_time.nanos * 1e-9
-        deadline_s = min(deadline_s, received_s + expire_s - wall_s)
     first_token_by_s = inf
     if message.HasField("first_token_timeout"):
         timeout = message.first_token_timeout
         first_token_by_s = received_s + timeout.seconds + timeout.nanos * 1e-9
-    return Request(
-        request_id=message.request_id or random_id(),
-        model=message.model or defaults.model,
-        model_revision=message.model_revision,
+    return new_request(
+        message,
+        defaults,
+        origin,
         inputs=[_input(message)],
-        options=_NO_OPTIONS,
-        priority=priority_of(message.priority, defaults.priority),
-        source=defaults.source,
-        tenant=(defaults.trusts_tenant and message.tenant) or defaults.tenant,
-        received_s=received_s,
-        deadline_s=deadline_s,
-        origin=origin,
         outcomes=[None],
-        remaining=1,
+        options=_NO_OPTIONS,
+        received_s=received_s,
+        wall_s=wall_s,
+        deadline_s=deadline_s,
         generation=Generation(
             message.sampling,
             tuple(message.messages.messages),

@@ -1,8 +1,7 @@
-"""Decode requests for scores, and make their responses; what all tasks share is in `decode` and `encode`."""
+"""Decode requests for scores, and make their responses; what all tasks share is in `message` and `encode`."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import islice
 from math import inf
@@ -10,12 +9,13 @@ from math import inf
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from aggregator.errors import Code, InvalidRequest, Undecodable
+from aggregator.errors import Code, InvalidRequest
 from aggregator.request.request import Defaults, Failure, Outcome, Request, Scoring
 from aggregator.request.vector import Vector
-from aggregator.sources.wire.decode import SMALL_BYTES, check_marks, options_of, priority_of, random_id
+from aggregator.sources.wire.decode import SMALL_BYTES, options_of
 from aggregator.sources.wire.encode import fill_status, fill_summary
 from aggregator.sources.wire.fields import fields
+from aggregator.sources.wire.message import check_marks, json_object, new_request
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.ranking.v1 import ranking_pb2 as pb
 
@@ -57,12 +57,7 @@ def decode_score(data: bytes) -> pb.ScoreRequest:
 def decode_rank_json(data: bytes) -> pb.RankRequest:
     """A RankRequest in JSON. Raises InvalidRequest or Undecodable, which quote no value."""
     check_marks(data, MAX_INPUTS)
-    try:
-        document: object = json.loads(data.decode())
-    except (ValueError, RecursionError):
-        raise Undecodable("the value is not JSON in UTF-8") from None
-    if not isinstance(document, dict):
-        raise Undecodable("the value is not a JSON object")
+    document = json_object(data)
     message = pb.RankRequest()
     names = {name for field in message.DESCRIPTOR.fields for name in (field.name, field.json_name)}
     for number, (name, value) in enumerate(document.items(), 1):
@@ -92,25 +87,16 @@ def parse(
         inputs, outcomes, scoring = _documents(message)
     else:
         inputs, outcomes, scoring = _pairs(message)
-    if message.HasField("expire_time"):
-        expire_s = message.expire_time.seconds + message.expire_time.nanos * 1e-9
-        deadline_s = min(deadline_s, received_s + expire_s - wall_s)
-    remaining = outcomes.count(None)
-    return Request(
-        request_id=message.request_id or random_id(),
-        model=message.model or defaults.model,
-        model_revision=message.model_revision,
+    return new_request(
+        message,
+        defaults,
+        origin,
         inputs=inputs,
-        options=options_of(message.truncate, message.truncate_to),
-        priority=priority_of(message.priority, defaults.priority),
-        source=defaults.source,
-        tenant=(defaults.trusts_tenant and message.tenant) or defaults.tenant,
-        received_s=received_s,
-        deadline_s=deadline_s,
-        origin=origin,
         outcomes=outcomes,
-        remaining=remaining,
-        failed=remaining < len(outcomes),
+        options=options_of(message.truncate, message.truncate_to),
+        received_s=received_s,
+        wall_s=wall_s,
+        deadline_s=deadline_s,
         scoring=scoring,
     )
 

@@ -18,15 +18,15 @@ from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.redis import IntakeSettings
 from aggregator.sources.wire import decode, generation, scores
 from aggregator.sources.wire.encode import MAX_ECHOED, fill_status, json_of, response, to_protobuf
+from aggregator.sources.wire.message import Message
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest, GenerateResponse
-from protos.ranking.v1.ranking_pb2 import RankRequest, RankResponse, ScoreRequest
+from protos.ranking.v1.ranking_pb2 import RankRequest, RankResponse
 
 _LOG = logging.getLogger(__name__)
 _UNENCODABLE = Failure(Code.INTERNAL, "the reply could not be encoded")
 _from_protobuf = pb.EmbedRequest.FromString
 
-Message = pb.EmbedRequest | GenerateRequest | RankRequest | ScoreRequest
 _NAMES = {Task.EMBED: "an EmbedRequest", Task.GENERATE: "a GenerateRequest", Task.SCORE: "a RankRequest"}
 RESPONSES: dict[Task, type[pb.EmbedResponse | GenerateResponse | RankResponse]] = {
     Task.EMBED: pb.EmbedResponse,

@@ -8,13 +8,13 @@ import pytest
 
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.http.answer import AskedPriority, priority_of
-from aggregator.sources.wire import decode
+from aggregator.sources.wire import message
 
 WORDS = ["interactive", "default", "background"]
 
 
 def served(asked: AskedPriority, default: Priority) -> Priority:
-    return decode.priority_of(priority_of(asked, default), default)
+    return message.priority_of(priority_of(asked, default), default)
 
 
 @pytest.mark.parametrize("default", Priority)

@@ -1,0 +1,105 @@
+"""The part of requests that all tasks share: their JSON, and the fields besides the inputs."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from itertools import islice
+
+from aggregator.errors import InvalidRequest, Undecodable
+from aggregator.request.generation import Generation
+from aggregator.request.request import Defaults, Input, Options, Outcome, Request, Scoring
+from aggregator.scheduler.work_item import Priority
+from protos.embedding.v1 import embedding_pb2 as pb
+from protos.generation.v1.generation_pb2 import GenerateRequest
+from protos.ranking.v1.ranking_pb2 import RankRequest, ScoreRequest
+
+Message = pb.EmbedRequest | GenerateRequest | RankRequest | ScoreRequest
+_MARKS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
+"""The bytes that begin one or more Python objects: a string, an object, an array."""
+_MARKS_PER_INPUT = 5  # {"tokenIds": {"ids": []}}
+OTHER_MARKS = 4096  # a request has fewer than 64 besides its inputs; the rest is for ids that are written as strings
+_PRIORITIES: dict[int, Priority] = {
+    pb.PRIORITY_INTERACTIVE: Priority.INTERACTIVE,
+    pb.PRIORITY_DEFAULT: Priority.DEFAULT,
+    pb.PRIORITY_BACKGROUND: Priority.BACKGROUND,
+}
+
+
+def json_object(value: bytes) -> dict[str, object]:
+    """The object in a value. Raises Undecodable."""
+    try:
+        document: object = json.loads(value.decode())
+    except (ValueError, RecursionError):
+        raise Undecodable("the value is not JSON in UTF-8") from None
+    if not isinstance(document, dict):
+        raise Undecodable("the value is not a JSON object")
+    return document
+
+
+def check_marks(value: bytes, max_inputs: int) -> None:
+    """A megabyte of JSON can hold 65,000 inputs, at 15 us each: with more than are allowed it is not parsed."""
+    most = _MARKS_PER_INPUT * max_inputs + OTHER_MARKS
+    if len(value) > most and next(islice(_MARKS.finditer(value), most, None), None) is not None:
+        raise InvalidRequest(
+            f"the value holds more than {most} strings, objects and arrays: at most {max_inputs} inputs are taken"
+        )
+
+
+def new_request(
+    message: Message,
+    defaults: Defaults,
+    origin: object,
+    *,
+    inputs: Sequence[Input],
+    outcomes: Sequence[Outcome | None],
+    options: Options,
+    received_s: float,
+    wall_s: float,
+    deadline_s: float,
+    generation: Generation | None = None,
+    scoring: Scoring | None = None,
+) -> Request:
+    """The request of a message for any task: the fields that all have, its defaults and its deadline.
+
+    Raises InvalidRequest.
+    """
+    if message.HasField("expire_time"):
+        expire_s = message.expire_time.seconds + message.expire_time.nanos * 1e-9
+        deadline_s = min(deadline_s, received_s + expire_s - wall_s)
+    remaining = outcomes.count(None)
+    return Request(
+        request_id=message.request_id or _random_id(),
+        model=message.model or defaults.model,
+        model_revision=message.model_revision,
+        inputs=inputs,
+        options=options,
+        priority=priority_of(message.priority, defaults.priority),
+        source=defaults.source,
+        tenant=(defaults.trusts_tenant and message.tenant) or defaults.tenant,
+        received_s=received_s,
+        deadline_s=deadline_s,
+        origin=origin,
+        outcomes=outcomes,
+        remaining=remaining,
+        failed=remaining < len(outcomes),
+        generation=generation,
+        scoring=scoring,
+    )
+
+
+def _random_id() -> str:
+    """128 random bits in hexadecimal, for a request without an id: ten times cheaper than `uuid4`."""
+    return f"{random.getrandbits(128):032x}"
+
+
+def priority_of(value: int, default: Priority) -> Priority:
+    """The class of that number, or the default. Raises InvalidRequest."""
+    if not value:
+        return default
+    priority = _PRIORITIES.get(value)
+    if priority is None:
+        raise InvalidRequest(f"priority {value} is not known: use one of {list(_PRIORITIES)}", "priority")
+    return priority
