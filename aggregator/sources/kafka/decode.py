@@ -21,13 +21,13 @@ from aggregator.settings.aggregator import KafkaSettings
 from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.kafka import cloud_events
 from aggregator.sources.kafka.offsets import Header, InFlightRecord
+from aggregator.sources.wire.message import Message
 from aggregator.sources.wire.values import (
     JSON,
     LARGE_BYTES,
     MAX_BYTES,
     PROTOBUF,
     TASKS,
-    Message,
     bounded,
     content_type_of,
     decode_request,
