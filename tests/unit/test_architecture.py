@@ -56,3 +56,9 @@ async def test_a_record_takes_the_way_that_is_listed_until_its_offset_is_committ
     assert over.kafka.records("out")
     assert over.kafka.committed == {TopicPartition("in", 0): 1}
     assert found == set(files) - ELSEWHERE
+
+
+def test_the_laboratory_is_imported_by_its_own_tests_only() -> None:
+    lab = "loadtest" + ".lab"
+    users = {file for file in (ROOT / "tests").rglob("*.py") if lab in file.read_text(encoding="utf-8")}
+    assert {file.parent.name for file in users} == {"lab"}

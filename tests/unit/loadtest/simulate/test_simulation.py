@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import replace
 from math import isfinite
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from loadtest.__main__ import main
-from loadtest.lab.sweep import settings
 from loadtest.simulate import cases, clock
 from loadtest.simulate.core_aggregator import Mechanism
 from loadtest.simulate.load import Lengths, Steady, Steps
@@ -114,28 +112,6 @@ def test_a_run_shorter_than_the_cases_warm_up_counts_most_of_what_came(tmp_path:
     assert run["answered"] > 0
     assert all(isfinite(run[figure]) for figure in ("throughput", "goodput", "tokens_per_s", "p99_s"))
     assert run["throughput"] == pytest.approx(run["answered"] / (0.9 * float(seconds)))
-
-
-@pytest.mark.slow
-def test_the_file_of_the_sweep_holds_what_its_command_writes(tmp_path: Path) -> None:
-    file = tmp_path / "sweep.csv"
-    assert main(["sweep", "--case", "low", "--policy", "static_tokens", "sequential", "--out", str(file)]) == 0
-    kept = (Path(__file__).parents[4] / "docs" / "sweep.csv").read_text(encoding="utf-8").splitlines()
-    head, *written = file.read_text(encoding="utf-8").splitlines()
-    assert head == kept[0]
-    assert written == [line for line in kept if line.startswith(("low,static_tokens,", "low,sequential,"))]
-
-
-def test_the_file_of_the_sweep_holds_every_case_and_setting_once() -> None:
-    with (Path(__file__).parents[4] / "docs" / "sweep.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    swept = [(row["case"], row["setting"]) for row in rows if row["seeds"].startswith("100")]
-    assert sorted(swept) == sorted(
-        (name, policy.label)
-        for name in cases.NAMES
-        for kind in Kind
-        for policy in settings(kind, cases.case(name, seconds=10.0))
-    )
 
 
 LOAD = Scenario(
