@@ -49,7 +49,7 @@ def texts() -> list[str]:
 def reference(texts: list[str], quick: ModelServer) -> Vectors:
     """What the model server itself gives, a vector that follows from the token ids alone; [texts, 384].
 
-    `test_families.py` compares the vectors of real models, through an aggregator, with those of transformers.
+    `test_models.py` compares the vectors of real models, through an aggregator, with those of transformers.
     """
     found: list[Vectors] = []
     with grpc.insecure_channel(quick.address) as channel:

@@ -1,7 +1,6 @@
 """Run real vLLM engines in this process, beside the libraries they are compared with, and write what came out.
 
-Started by `test_engines.py`: `python -m tests.integration.modelserver.run_engines FOLDER`. One process, since
-importing vLLM takes longer than everything done here.
+`run_modules` runs it in its process.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import gc
 import json
 import os
 import shutil
-import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -41,7 +39,6 @@ from modelserver.engines.vllm_internals import runner_of  # noqa: E402
 from modelserver.errors import CannotStart, EngineBroken  # noqa: E402
 from modelserver.model_files import locate  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings  # noqa: E402
-from tests.integration.modelserver.several_engines import several_engines  # noqa: E402
 from tests.integration.modelserver.texts import generated, questions, token_ids  # noqa: E402
 
 Vectors = npt.NDArray[np.float32]
@@ -259,9 +256,8 @@ def reference() -> dict[str, Any]:
     return {"vectors": np.asarray(model.encode(texts(), normalize_embeddings=True), np.float32)}
 
 
-def main(folder: Path) -> None:
-    """Run all jobs, and write each one's arrays and figures."""
-    torch.manual_seed(0)
+def run(folder: Path) -> None:
+    """Run all jobs but the last one."""
     jobs: dict[str, Callable[[], dict[str, Any]]] = {
         "minilm_float32": minilm_float32,
         "minilm_rebuilt": minilm_rebuilt,
@@ -271,17 +267,13 @@ def main(folder: Path) -> None:
         "refused": partial(refused, folder),
         "reference": reference,
     }
-    with several_engines():
-        results = {name: job() for name, job in jobs.items()}
-    results["freed"] = freed()
-    for name, result in results.items():
-        arrays = {key: value for key, value in result.items() if isinstance(value, np.ndarray)}
-        figures = {key: value for key, value in result.items() if key not in arrays}
-        np.savez(folder / f"{name}.npz", allow_pickle=False, **arrays)
-        (folder / f"{name}.json").write_text(json.dumps(figures), encoding="utf-8")
+    for name, job in jobs.items():
+        write(folder, name, job())
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-    sys.stdout.flush()
-    os._exit(0)
+def write(folder: Path, name: str, result: Mapping[str, Any]) -> None:
+    """Its arrays and its figures."""
+    arrays = {key: value for key, value in result.items() if isinstance(value, np.ndarray)}
+    figures = {key: value for key, value in result.items() if key not in arrays}
+    np.savez(folder / f"{name}.npz", allow_pickle=False, **arrays)
+    (folder / f"{name}.json").write_text(json.dumps(figures), encoding="utf-8")

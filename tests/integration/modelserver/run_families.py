@@ -1,8 +1,8 @@
 """Serve a small model of each shape behind an aggregator, beside transformers, and write how far they are apart.
 
 Each is served as an old sentence-transformers saved it and, where that needs no published code, as the newest does.
-Started by `test_families.py`: `python -m tests.integration.modelserver.run_families FOLDER [SHAPE ...]`. All model
-servers run in this process, one after the other: importing vLLM takes longer than what is done here.
+Started by `test_models.py`: `python -m tests.integration.modelserver.run_families FOLDER`. All model servers, and those
+of `run_scoring`, run in this process, one after the other: importing vLLM takes longer than what is done here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from modelserver.settings import (  # noqa: E402
 )
 from protos.embedding.v1 import embedding_pb2, embedding_pb2_grpc  # noqa: E402
 from protos.modelserver.v1 import modelserver_pb2, modelserver_pb2_grpc  # noqa: E402
-from tests.integration.modelserver import tiny_models  # noqa: E402
+from tests.integration.modelserver import run_scoring, tiny_models  # noqa: E402
 from tests.integration.modelserver.model_families import SHAPES  # noqa: E402
 from tests.integration.modelserver.run_engines import CACHE_BLOCKS, STEP_TOKENS  # noqa: E402
 from tests.integration.modelserver.several_engines import several_engines  # noqa: E402
@@ -120,38 +120,41 @@ def serve(shape: str, folder: Path, port: int) -> None:
     telemetry.shutdown()
 
 
-def results(folder: Path, shapes: list[str]) -> Iterator[dict[str, Any]]:
-    """Of one after the other, all behind one aggregator.
-
-    All are written before one is served: vLLM changes classes of transformers in whose place it computes.
-    """
+def all_expected(folder: Path) -> dict[str, Matrix]:
+    """Write all; what transformers makes of each."""
     expected: dict[str, Matrix] = {}
-    for shape in shapes:
+    for shape in SHAPES:
         expected[shape] = saved(shape, folder / shape)
         if name := newest(shape, folder):
             expected[name] = expected[shape]
-    shapes = list(expected)
-    ports = free_ports(len(shapes))
+    return expected
+
+
+def results(folder: Path, expected: Mapping[str, Matrix]) -> Iterator[dict[str, Any]]:
+    """Of one after the other, all behind one aggregator."""
+    ports = free_ports(len(expected))
     models = [
         {"name": shape, "servers": [f"127.0.0.1:{port}"], "scales_to_zero": True}
-        for shape, port in zip(shapes, ports, strict=True)
+        for shape, port in zip(expected, ports, strict=True)
     ]
     aggregator = without_kafka(folder / "aggregator.log", model="", servers=[], settings={"MODELS": json.dumps(models)})
-    with aggregator as front, several_engines():
-        for shape, port in zip(shapes, ports, strict=True):
-            yield {"shape": shape, **apart(shape, folder / shape, port, front.address, expected[shape])}
+    with aggregator as front:
+        for (shape, vectors), port in zip(expected.items(), ports, strict=True):
+            yield {"shape": shape, **apart(shape, folder / shape, port, front.address, vectors)}
 
 
-def main(folder: Path, shapes: list[str]) -> None:
-    """Run them all, a line each."""
+def main(folder: Path) -> None:
+    """Write all models, before one is served: vLLM changes classes of transformers. Then run them, a line each."""
     torch.manual_seed(0)
-    with (folder / "families.jsonl").open("w", encoding="utf-8") as file:
-        for result in results(folder, shapes):
-            file.write(json.dumps(result) + "\n")
-            file.flush()
+    (scored := folder / "scoring").mkdir()
+    expected, scores = all_expected(folder), run_scoring.all_expected(scored)
+    with several_engines():
+        for name, lines in (("families", results(folder, expected)), ("scores", run_scoring.results(scored, scores))):
+            with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(each) + "\n" for each in lines)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or list(SHAPES))
+    main(Path(sys.argv[1]))
     sys.stdout.flush()
     os._exit(0)

@@ -1,7 +1,7 @@
 """Run both engines on folders that sentence-transformers saved, and write how far their vectors are from its own.
 
-Started by `test_modules.py`: `python -m tests.integration.modelserver.run_modules FOLDER`. One process, since importing
-vLLM takes longer than everything done here.
+Started by `test_engines.py`: `python -m tests.integration.modelserver.run_modules FOLDER`. One process, for
+`run_engines` too, since importing vLLM takes longer than everything done here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from modelserver.engines.engine import Engine, Spans  # noqa: E402
 from modelserver.errors import CannotStart  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings  # noqa: E402
 from protos.modelserver.v1.fingerprint import TOKENIZER_FILE  # noqa: E402
-from tests.integration.modelserver import tiny_models  # noqa: E402
+from tests.integration.modelserver import run_engines, tiny_models  # noqa: E402
 from tests.integration.modelserver.model_families import DISTILBERT, ENCODER, QWEN3, SIZE  # noqa: E402
 from tests.integration.modelserver.run_engines import CACHE_BLOCKS, STEP_TOKENS, embed  # noqa: E402
 from tests.integration.modelserver.several_engines import several_engines  # noqa: E402
@@ -262,12 +262,14 @@ def main(folder: Path) -> None:
     bare(folder)
     expected = {name: saved(name, folder) for name in SAVED}
     spans = {name: in_spans(name, folder) for name in MEANS}
-    with several_engines(), (folder / "modules.jsonl").open("w", encoding="utf-8") as file:
-        for name in SAVED:
-            file.write(
-                json.dumps({"name": name, **apart(folder / "saved" / name, expected[name], spans.get(name))}) + "\n"
-            )
-        file.writelines(json.dumps(each) + "\n" for each in refused(folder))
+    with several_engines():
+        run_engines.run(folder)
+        with (folder / "modules.jsonl").open("w", encoding="utf-8") as file:
+            for name in SAVED:
+                found = apart(folder / "saved" / name, expected[name], spans.get(name))
+                file.write(json.dumps({"name": name, **found}) + "\n")
+            file.writelines(json.dumps(each) + "\n" for each in refused(folder))
+    run_engines.write(folder, "freed", run_engines.freed())
 
 
 if __name__ == "__main__":

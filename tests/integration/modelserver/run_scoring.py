@@ -1,7 +1,6 @@
-"""Score pairs with small classifiers on both engines, beside sentence-transformers, and write both scores.
+"""Score pairs with small classifiers on both engines, beside sentence-transformers.
 
-Started by `test_scoring.py`: `python -m tests.integration.modelserver.run_scoring FILE [SHAPE ...]`. All run in this
-process, one after the other: importing vLLM takes longer than what is done here.
+`run_families` runs it in its process.
 """
 
 from __future__ import annotations
@@ -9,11 +8,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from modelserver.process_env import prepare_engine_env
@@ -32,7 +29,6 @@ from modelserver.engines import choice  # noqa: E402
 from modelserver.engines.engine import Engine, IdArray  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings, ModelSettings  # noqa: E402
 from tests.integration.modelserver import tiny_models  # noqa: E402
-from tests.integration.modelserver.several_engines import several_engines  # noqa: E402
 
 LONGEST = 64
 INSTRUCTED = (
@@ -244,30 +240,20 @@ def scored(shape: Shape, folder: Path) -> dict[str, Any]:
     return found
 
 
-def results(folder: Path, shapes: list[str]) -> Iterator[dict[str, Any]]:
-    """All are written, and scored by transformers, before one is served: vLLM changes classes of transformers."""
+def all_expected(folder: Path) -> dict[str, list[list[float]]]:
+    """Write all; what sentence-transformers makes of each."""
     wanted: dict[str, list[list[float]]] = {}
-    for shape in shapes:
-        SHAPES[shape].save(folder / shape)
-        wanted[shape] = expected(SHAPES[shape], folder / shape)
-    with several_engines():
-        for shape in shapes:
-            try:
-                found = scored(SHAPES[shape], folder / shape)
-            except Exception as error:  # noqa: BLE001 - it is the result
-                found = {"error": f"{type(error).__name__}: {error}"}
-            yield {"shape": shape, "expected": wanted[shape], **found}
+    for name, shape in SHAPES.items():
+        shape.save(folder / name)
+        wanted[name] = expected(shape, folder / name)
+    return wanted
 
 
-def main(out: Path, shapes: list[str]) -> None:
-    """Run them all, a line each."""
-    with TemporaryDirectory() as folder, out.open("w", encoding="utf-8") as file:
-        for result in results(Path(folder), shapes):
-            file.write(json.dumps(result) + "\n")
-            file.flush()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or list(SHAPES))
-    sys.stdout.flush()
-    os._exit(0)
+def results(folder: Path, wanted: Mapping[str, list[list[float]]]) -> Iterator[dict[str, Any]]:
+    """Of one after the other."""
+    for name, shape in SHAPES.items():
+        try:
+            found = scored(shape, folder / name)
+        except Exception as error:  # noqa: BLE001 - it is the result
+            found = {"error": f"{type(error).__name__}: {error}"}
+        yield {"shape": name, "expected": wanted[name], **found}

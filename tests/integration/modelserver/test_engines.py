@@ -1,4 +1,7 @@
-"""vLLM's two ways against the libraries that users compare with: LLM.embed and sentence-transformers."""
+"""vLLM's two ways against the libraries that users compare with: LLM.embed and sentence-transformers.
+
+Folders of sentence-transformers, of both layouts, give its vectors on both engines, whatever follows the model.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,12 @@ from tests.integration.modelserver.texts import generated, questions, token_ids
 
 LAB_S = 600
 QUESTIONS = 60
+MEANS = ("mean", "mean-without-prompt", "norm", "norm-old", "residual")
+BERTS = (
+    *MEANS[:2],
+    *("max", "max-old", "weightedmean", "mean-sqrt", "mean-cls", "mean-cls-dense", "every-old", "without-prompt"),
+    *("without-prompt-cls", "norm", "norm-old", "dense-tanh-old", "dense-gelu", "residual", "between"),
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(LAB_S)]
 
@@ -24,10 +33,16 @@ Vectors = npt.NDArray[np.float32]
 
 
 class Lab:
-    """What `run_engines.py` wrote."""
+    """What `run_engines` and `run_modules` wrote."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        lines = (folder / "modules.jsonl").read_text(encoding="utf-8").splitlines()
+        self.modules: list[dict[str, Any]] = [json.loads(line) for line in lines]
+
+    def of(self, name: str) -> dict[str, Any]:
+        """Of one folder of sentence-transformers."""
+        return next(each for each in self.modules if each.get("name") == name)
 
     def array(self, job: str, name: str) -> Vectors:
         with np.load(self._folder / f"{job}.npz") as arrays:
@@ -40,7 +55,7 @@ class Lab:
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     folder = tmp_path_factory.mktemp("lab")
-    command = [sys.executable, "-m", "tests.integration.modelserver.run_engines", str(folder)]
+    command = [sys.executable, "-m", "tests.integration.modelserver.run_modules", str(folder)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LAB_S, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return Lab(folder)
@@ -135,3 +150,52 @@ def test_a_rebuilt_engine_computes_what_the_broken_one_did(lab: Lab) -> None:
 
 def test_vllm_leaves_the_threads_of_a_step_to_the_model_server(lab: Lab) -> None:
     assert lab.figure("minilm_rebuilt", "threads") == [1, 3, 3]
+
+
+@pytest.mark.parametrize("engine", ["core", "direct"])
+@pytest.mark.parametrize("name", BERTS)
+def test_the_vectors_are_those_of_sentence_transformers(lab: Lab, name: str, engine: str) -> None:
+    assert lab.of(name)[engine] <= 1e-5
+
+
+@pytest.mark.parametrize("engine", ["core", "direct"])
+@pytest.mark.parametrize("name", MEANS)
+def test_spans_are_the_means_of_transformers_states(lab: Lab, name: str, engine: str) -> None:
+    assert lab.of(name)["spans"][engine] <= 1e-5
+
+
+def test_a_decoder_that_pools_by_the_mean_pools_spans_too(lab: Lab) -> None:
+    assert lab.of("mean-decoder")["spans"]["core"] <= 1e-5
+
+
+@pytest.mark.parametrize("name", sorted({*BERTS, "padded", "decoder"} - {*MEANS}))
+def test_another_pooling_pools_no_spans(lab: Lab, name: str) -> None:
+    assert "spans" not in lab.of(name)
+
+
+@pytest.mark.parametrize("name", ["padded", "decoder"])
+def test_a_model_that_only_core_computes_has_the_same_modules(lab: Lab, name: str) -> None:
+    assert lab.of(name)["core"] <= 1e-5
+    assert "direct" not in lab.of(name)
+
+
+@pytest.mark.parametrize("name", [*BERTS, "padded", "decoder", "mean-decoder"])
+def test_the_dimensions_are_those_of_the_last_module(lab: Lab, name: str) -> None:
+    assert lab.of(name)["dimensions"] == lab.of(name)["expected_dimensions"]
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("pooling_mode", 'pools by "median"'),
+        ("activation_function", "has the activation mine.Gelu"),
+        ("bias", "2_Dense cannot be read: .*bias"),
+        ("truncate_dim", "shortens vectors to truncate_dim 16"),
+    ],
+)
+def test_what_is_not_computed_is_refused_alike_by_check_and_at_the_start(lab: Lab, key: str, says: str) -> None:
+    checked, started = next(each["said"] for each in lab.modules if each.get("refused") == [key])
+    assert checked == started
+    assert says.partition(":")[0] in checked
+    assert says.rpartition("*")[2] in checked
+    assert "\n" not in checked
