@@ -64,7 +64,7 @@ class ModelRevision:
             pb.INPUT_TYPE_QUERY: description.query_prompt,
             pb.INPUT_TYPE_DOCUMENT: description.document_prompt,
         }
-        self.resolve = lru_cache(maxsize=256)(self._resolve)
+        self._cached = lru_cache(maxsize=256)(self._complete)
 
     def finished_generation(self, generation: Generation, taken_s: float) -> None:
         """A generation ended after `taken_s`; on average it held its prompt and half of its new tokens."""
@@ -148,8 +148,11 @@ class ModelRevision:
                     query.item = None
         return list(requests)
 
-    def _resolve(self, options: Options) -> Options:
+    def resolve(self, options: Options) -> Options:
         """Fill in the model's defaults. Raises InvalidRequest for options that it cannot meet."""
+        return self._cached(options)
+
+    def _complete(self, options: Options) -> Options:
         description = self.description
         dimensions = options.dimensions
         if dimensions and dimensions != description.dimensions and dimensions not in description.matryoshka_dimensions:

@@ -56,7 +56,7 @@ class Instrument:
 ReadGauges = Callable[[], Mapping[Instrument, Mapping[Labels, float]]]
 
 
-class Source(Protocol):
+class MetricSource(Protocol):
     """Something that has metrics."""
 
     def metrics(self, start_ns: int, now_ns: int) -> Sequence[Metric]: ...
@@ -186,7 +186,7 @@ class MetricsBuffer:
 
     scope: InstrumentationScope = field(default_factory=lambda: InstrumentationScope("tokenbatch"))
     start_ns: int = field(default_factory=time.time_ns)
-    _sources: list[Source] = field(default_factory=list[Source])
+    _sources: list[MetricSource] = field(default_factory=list[MetricSource])
 
     def counter(self, name: str, unit: str, description: str, *keys: str) -> BufferedCounter:
         counter = BufferedCounter(Instrument(name, unit, description, keys))

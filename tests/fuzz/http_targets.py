@@ -17,7 +17,7 @@ from aggregator.sources.calls.calls import Call
 from aggregator.sources.http.answer import Answer
 from aggregator.sources.http.embeddings import EmbeddingsReader, read_documents, read_embed
 from aggregator.sources.http.errors import described
-from aggregator.sources.http.generation import DONE, ChatRequest, CompletionRequest, GenerationReader, Writer
+from aggregator.sources.http.generation import DONE, ChatRequest, CompletionRequest, GenerationReader, GenerationWriter
 from aggregator.sources.http.scores import read_classify, read_rerank, read_score
 from aggregator.sources.http.service import Read
 from aggregator.sources.wire.message import Message
@@ -128,9 +128,9 @@ def _write(request: Request, asked: CompletionRequest | ChatRequest) -> None:
     generated.extend([0, 1], logprobs)
     if not generated.finished:
         generated.end(pb.FINISH_REASON_LENGTH)
-    json.loads(Writer(request, asked, lambda: cast("Any", _LETTERS)).whole())
+    json.loads(GenerationWriter(request, asked, lambda: cast("Any", _LETTERS)).whole())
     generated.restart_stream()
-    *events, last = Writer(request, asked, lambda: cast("Any", _LETTERS)).events(done=True)
+    *events, last = GenerationWriter(request, asked, lambda: cast("Any", _LETTERS)).events(done=True)
     assert last == DONE, "A stream does not end."
     for event in events:
         json.loads(event.removeprefix(b"data: "))

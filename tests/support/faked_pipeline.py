@@ -24,7 +24,7 @@ from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.calls.calls import Call, CallBatcher, call_of
 from aggregator.sources.calls.load import Limits, Load
-from aggregator.sources.kafka.decode import Origin, ReplyRoute
+from aggregator.sources.kafka.decode import RecordOrigin, ReplyRoute
 from aggregator.sources.kafka.offsets import CommittedOffset
 from aggregator.sources.wire.decode import parse
 from aggregator.tokenizers.counting import Counting
@@ -180,9 +180,9 @@ class FakedPipeline:
         deadline_s = float("inf") if in_s is None else now_s + in_s
         return parse(message, defaults, origin, received_s=now_s, wall_s=0.0, deadline_s=deadline_s)
 
-    def _record(self) -> Origin:
+    def _record(self) -> RecordOrigin:
         self._offset += 1
-        return Origin(self.committed_offset.deliver(record_at(self._offset)), TO_REPLIES)
+        return RecordOrigin(self.committed_offset.deliver(record_at(self._offset)), TO_REPLIES)
 
     async def embed(self, *texts: str, in_s: float | None = None, **fields: Any) -> Request:
         request = self.request(*texts, in_s=in_s, **fields)

@@ -17,7 +17,7 @@ from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.calls import call_of
 from aggregator.sources.calls.load import Holders
 from aggregator.sources.grpc.reading import Context, GrpcCalls, answering
-from aggregator.sources.grpc.stream import OVER, Stream
+from aggregator.sources.grpc.stream import OVER, OpenStream
 from aggregator.sources.wire.encode import is_large
 from aggregator.sources.wire.values import encode
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -63,7 +63,7 @@ class EmbeddingsService:
         self._tracing = tracing
         self._stream_window = stream_window
         self._stream_age_s = stream_age_s
-        self._streams: dict[Stream, Holders] = {}
+        self._streams: dict[OpenStream, Holders] = {}
         self._streams_over = False
 
     async def embed(self, context: Context) -> bytes | Failure:
@@ -80,7 +80,7 @@ class EmbeddingsService:
         identity = calls.identify(context)
         self._end_silent_stream()
         calls.load.open_stream(identity.holders)
-        stream = Stream(calls, self._models, identity, calls.deadline_s(context), self._stream_window)
+        stream = OpenStream(calls, self._models, identity, calls.deadline_s(context), self._stream_window)
         self._streams[stream] = identity.holders
         age = asyncio.get_running_loop().call_later(self._stream_age_s, stream.end)
         try:
@@ -101,7 +101,7 @@ class EmbeddingsService:
                 stream.end()
                 self._close(stream)
 
-    def _close(self, stream: Stream) -> None:
+    def _close(self, stream: OpenStream) -> None:
         holders = self._streams.pop(stream, None)
         if holders is not None:
             self._calls.load.close_stream(holders)

@@ -33,7 +33,7 @@ class _StreamedCall(Call):
 
     __slots__ = ("_stream",)
 
-    def __init__(self, stream: Stream, room: Room) -> None:
+    def __init__(self, stream: OpenStream, room: Room) -> None:
         super().__init__(room)
         self._stream = stream
 
@@ -46,7 +46,7 @@ _Answer = tuple[Request | bytes, Room | None]
 """An answer to write, and what it holds until it is written."""
 
 
-class Stream:
+class OpenStream:
     """The requests in flight on one stream. Reading pauses while `window` of them have answers that are not read."""
 
     def __init__(self, calls: GrpcCalls, models: Models, identity: Identity, deadline_s: float, window: int) -> None:

@@ -217,7 +217,7 @@ class _Shown:
     logprob: float
 
 
-class Writer:
+class GenerationWriter:
     """Writes the response to a generation request, whole or as events."""
 
     def __init__(

@@ -27,7 +27,7 @@ from aggregator.sources.http.calls import HttpCalls
 from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, read_documents, read_embed
 from aggregator.sources.http.errors import FieldError, HttpError, described
 from aggregator.sources.http.exchange import Exchange, Responses
-from aggregator.sources.http.generation import ChatRequest, CompletionRequest, GenerationReader, Writer
+from aggregator.sources.http.generation import ChatRequest, CompletionRequest, GenerationReader, GenerationWriter
 from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.http.scores import read_classify, read_rerank, read_score
 from aggregator.sources.wire.decode import SMALL_BYTES
@@ -222,7 +222,7 @@ class OpenAIService:
         call, generated = call_of(request), request.generation
         assert isinstance(call, HttpGenerationCall), "A generation request has another kind of call. This is a bug."
         assert generated is not None, "A generation request has no generation. This is a bug."
-        writer = Writer(request, call.asked, self._tokenizer_of(request))
+        writer = GenerationWriter(request, call.asked, self._tokenizer_of(request))
         headers = {"x-request-id": request.request_id}
         while not call.over:
             await call.news()

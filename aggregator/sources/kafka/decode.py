@@ -73,7 +73,7 @@ class ReplyRoute:
 
 
 @dataclass(slots=True, eq=False)
-class Origin:
+class RecordOrigin:
     """The record that a request came in, and where its reply goes."""
 
     in_flight: InFlightRecord
@@ -81,7 +81,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
+class TopicIntake:
     """How the records of one query topic are read; `route` is that of the reply to a record without headers."""
 
     defaults: Defaults
@@ -107,7 +107,7 @@ class Refused:
     task: Task = Task.EMBED
 
 
-def origin_of(request: Request) -> Origin:
+def origin_of(request: Request) -> RecordOrigin:
     return request.origin  # type: ignore[return-value]  # a call of `cast` takes as long as all of this
 
 
@@ -128,7 +128,7 @@ def reply_id(in_flight: InFlightRecord, request_id: str, group_id: str) -> str:
 
 def intakes(
     settings: KafkaSettings, source: Source, default_model: str, *, trusts_tenant: bool = True
-) -> Mapping[str, Intake]:
+) -> Mapping[str, TopicIntake]:
     """How `source` reads each query topic; `default_model` is for topics that name none.
 
     `trusts_tenant`: a request may name its tenant where its topic has none.
@@ -139,7 +139,7 @@ def intakes(
         settings.allowed_reply_topics,
     )
     return {
-        topic.name: Intake(
+        topic.name: TopicIntake(
             defaults_of(topic, source, default_model, trusts_tenant=trusts_tenant),
             ReplyRoute(settings.replies_of(topic), None, json=False, headers=_PLAIN_REPLY),
             permits,
@@ -150,7 +150,7 @@ def intakes(
 
 
 async def decode_all(
-    in_flight_records: Sequence[InFlightRecord], intakes: Mapping[str, Intake], *, received_s: float, wall_s: float
+    in_flight_records: Sequence[InFlightRecord], intakes: Mapping[str, TopicIntake], *, received_s: float, wall_s: float
 ) -> tuple[list[Request], list[Refused]]:
     """Decode small records in their order, each by its topic's intake; an undecodable record affects no other.
 
@@ -170,7 +170,7 @@ async def decode_all(
 
 
 async def decode_large(
-    fetched: Sequence[Fetched], intakes: Mapping[str, Intake]
+    fetched: Sequence[Fetched], intakes: Mapping[str, TopicIntake]
 ) -> tuple[list[Request], list[Refused]]:
     def work() -> list[Request | Refused]:
         return [_decode_any(each.in_flight, intakes, each.received_s, each.wall_s) for each in fetched]
@@ -184,7 +184,7 @@ def _split(decoded: Sequence[Request | Refused]) -> tuple[list[Request], list[Re
 
 
 def _decode_any(
-    in_flight: InFlightRecord, intakes: Mapping[str, Intake], received_s: float, wall_s: float
+    in_flight: InFlightRecord, intakes: Mapping[str, TopicIntake], received_s: float, wall_s: float
 ) -> Request | Refused:
     if in_flight.unreadable:
         return Refused(in_flight, Undecodable(in_flight.unreadable), "", None, dead_letter=True)
@@ -197,7 +197,9 @@ def _decode_any(
         return Refused(in_flight, Undecodable("the record cannot be read"), "", None, dead_letter=True)
 
 
-def decode_record(in_flight: InFlightRecord, intake: Intake, *, received_s: float, wall_s: float) -> Request | Refused:
+def decode_record(
+    in_flight: InFlightRecord, intake: TopicIntake, *, received_s: float, wall_s: float
+) -> Request | Refused:
     """Decode a record and the route of its reply; a request without an id gets one, the same in a replay."""
     content_type, value = PROTOBUF, in_flight.value
     limits = intake.max_record_bytes, intake.defaults.max_inputs
@@ -226,7 +228,7 @@ def decode_record(in_flight: InFlightRecord, intake: Intake, *, received_s: floa
         request = decode_request(
             message,
             intake.defaults,
-            Origin(in_flight, route),
+            RecordOrigin(in_flight, route),
             received_s=received_s,
             wall_s=wall_s,
             deadline_s=deadline_s,
@@ -240,7 +242,7 @@ def decode_record(in_flight: InFlightRecord, intake: Intake, *, received_s: floa
         return Refused(in_flight, error, request_id, route, dead_letter=unread, task=intake.task)
 
 
-def _route(headers: Sequence[Header], intake: Intake, found: Mapping[str, bytes]) -> ReplyRoute:
+def _route(headers: Sequence[Header], intake: TopicIntake, found: Mapping[str, bytes]) -> ReplyRoute:
     name = "kafka_replyTopic" if "kafka_replyTopic" in found else "reply_to"
     topic = _text(found, name) or intake.route.topic
     if not _LEGAL_TOPIC.fullmatch(topic):

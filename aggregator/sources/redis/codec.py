@@ -32,7 +32,7 @@ Command = tuple[bytes | str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
+class StreamIntake:
     """How one consumer reads one stream; `reply_to`: of entries that name no place for their reply."""
 
     stream: str
@@ -53,7 +53,7 @@ class Intake:
 class Entry:
     """One entry of a request stream, as Redis returns it."""
 
-    intake: Intake
+    intake: StreamIntake
     entry_id: bytes
     fields: Mapping[bytes, bytes]
 
@@ -66,7 +66,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class EntryOrigin:
     """The entry of a request, and how it is replied to. `reply_to`: empty if nobody can be answered."""
 
     entry: Entry
@@ -81,29 +81,29 @@ class Origin:
 
 
 @dataclass(slots=True, eq=False)
-class Answer:
+class EntryAnswer:
     """The messages to be written before an entry is acknowledged: `reply` and `letter`, each None once it is written.
 
     `letter`: why the entry itself is kept as a dead letter. `refused`: the code of an entry that did not become a
     request. `unwritten`: why its reply never will be.
     """
 
-    origin: Origin
+    origin: EntryOrigin
     reply: bytes | None = None
     letter: tuple[Code, str] | None = None
     refused: Code = Code.OK
     unwritten: Failure | None = None
 
 
-def decode_entry(entry: Entry, *, received_s: float, wall_s: float) -> Request | Answer:
+def decode_entry(entry: Entry, *, received_s: float, wall_s: float) -> Request | EntryAnswer:
     """The request in an entry, or the answer to a refused entry.
 
     `wall_s` is Redis's clock (Unix seconds) at `received_s` (monotonic).
     """
-    intake, origin = entry.intake, Origin(entry)
+    intake, origin = entry.intake, EntryOrigin(entry)
     request_id, readable = f"{intake.stream}-{entry.entry_id.decode()}", False
     try:
-        origin = Origin(entry, _reply_to(entry))
+        origin = EntryOrigin(entry, _reply_to(entry))
         request_id = entry.text(b"request_id") or request_id
         content_type = values.content_type_of(entry.text(b"content-type"))
         origin = replace(origin, as_json=content_type is not PROTOBUF)
@@ -127,7 +127,7 @@ def decode_entry(entry: Entry, *, received_s: float, wall_s: float) -> Request |
         # Its traceback stays out of the log, as it may quote the text.
         _LOG.error("cannot decode an entry", extra={"stream": intake.stream, "error": type(error).__name__})
         refused = Undecodable("the entry cannot be read")
-    answer = Answer(origin, refused=refused.code)
+    answer = EntryAnswer(origin, refused=refused.code)
     if not origin.reply_to or not readable:
         answer.letter = refused.code, str(refused)
     if origin.reply_to:
@@ -167,15 +167,15 @@ def _expire_s(entry: Entry) -> float:
     )
 
 
-def answer_of(request: Request, now_s: float) -> Answer:
+def answer_of(request: Request, now_s: float) -> EntryAnswer:
     """The messages for a completed request; `now_s`: when its generation, if it is one, was complete."""
-    origin = cast("Origin", request.origin)
+    origin = cast("EntryOrigin", request.origin)
     reply = values.encode(request, origin.reply_id(request.request_id), now_s, as_json=origin.as_json)
     failure = values.internal_failure(request)
-    return Answer(origin, reply, None if failure is None else (failure.code, failure.message))
+    return EntryAnswer(origin, reply, None if failure is None else (failure.code, failure.message))
 
 
-def write_reply(origin: Origin, reply: bytes, max_length: int, list_ttl_ms: int) -> Sequence[Command]:
+def write_reply(origin: EntryOrigin, reply: bytes, max_length: int, list_ttl_ms: int) -> Sequence[Command]:
     if origin.reply_to.startswith(LIST):
         key = origin.reply_to.removeprefix(LIST)
         return [("RPUSH", key, reply), ("PEXPIRE", key, list_ttl_ms)]

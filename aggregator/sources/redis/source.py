@@ -19,9 +19,17 @@ from aggregator.observability.metrics import Metrics, Unwritten
 from aggregator.request.request import REDIS, Backlog, Failure, Receive, Request, Source
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.redis import RedisSettings, StreamSettings
-from aggregator.sources.redis.codec import LIST, Answer, Command, Intake, answer_of, write_dead_letter, write_reply
+from aggregator.sources.redis.codec import (
+    LIST,
+    Command,
+    EntryAnswer,
+    StreamIntake,
+    answer_of,
+    write_dead_letter,
+    write_reply,
+)
 from aggregator.sources.redis.connection import TRANSIENT, Server, disconnect, prepare_streams, reason_of
-from aggregator.sources.redis.stream import Stream
+from aggregator.sources.redis.stream import RequestStream
 from aggregator.sources.wire.values import TASKS, defaults_of, permitted
 
 _LOG = logging.getLogger(__name__)
@@ -58,11 +66,11 @@ class RedisSource(Source):
         names = [stream.name for stream in settings.streams]
         permits = permitted(set(map(settings.replies_of, settings.streams)), names, settings.allowed_replies, LIST)
 
-        def open_stream(stream: StreamSettings) -> Stream:
+        def open_stream(stream: StreamSettings) -> RequestStream:
             defaults = defaults_of(stream, self, default_model, trusts_tenant=trusts_tenant)
             reply_to, task = settings.replies_of(stream), TASKS[stream.task]
-            intake = Intake(stream.name, settings.group_id, consumer, defaults, reply_to, permits, task)
-            return Stream(
+            intake = StreamIntake(stream.name, settings.group_id, consumer, defaults, reply_to, permits, task)
+            return RequestStream(
                 self.server,
                 intake,
                 settings.client.takeover_idle_s,
@@ -110,13 +118,13 @@ class RedisSource(Source):
                     requests_of[answer].overrule(answer.unwritten)
             yield [requests_of[answer] for answer in written]
 
-    async def _refuse(self, answers: Sequence[Answer]) -> None:
+    async def _refuse(self, answers: Sequence[EntryAnswer]) -> None:
         started_s = self._clock()
         async for written in self._write(answers):
             codes = Counter(answer.refused for answer in written)
             self._metrics.answered(REDIS, codes, [self._clock() - started_s] * len(written))
 
-    async def _write(self, answers: Iterable[Answer]) -> AsyncIterator[Sequence[Answer]]:
+    async def _write(self, answers: Iterable[EntryAnswer]) -> AsyncIterator[Sequence[EntryAnswer]]:
         """Write until Redis has everything; after a failure no stream is read until it has."""
         left, retrying = list(answers), False
         try:
@@ -136,7 +144,7 @@ class RedisSource(Source):
         finally:
             self._retrying -= retrying
 
-    async def _write_once(self, answers: Sequence[Answer]) -> Exception | None:
+    async def _write_once(self, answers: Sequence[EntryAnswer]) -> Exception | None:
         """Try to write every unwritten message; returns a transient error, if there was one."""
         length, ttl_ms = self._settings.client.max_stream_length, int(self._settings.client.list_ttl_s * 1000)
         replies = [
@@ -168,7 +176,7 @@ class RedisSource(Source):
                 answer.letter = None
         return passes
 
-    async def _acknowledge(self, answers: Sequence[Answer]) -> None:
+    async def _acknowledge(self, answers: Sequence[EntryAnswer]) -> None:
         """Acknowledge and delete entries; if Redis refuses that for good, they are read again."""
         entries = [answer.origin.entry for answer in answers]
         streams = {entry.intake.stream for entry in entries}

@@ -11,7 +11,7 @@ from typing import Any
 
 from aggregator.request.request import Request
 from aggregator.slow_lane import in_slow_lane
-from aggregator.sources.redis.codec import MAX_OTHER_BYTES, Answer, Command, Entry, Intake, decode_entry
+from aggregator.sources.redis.codec import MAX_OTHER_BYTES, Command, Entry, EntryAnswer, StreamIntake, decode_entry
 from aggregator.sources.redis.connection import TRANSIENT, Server, create_group
 from aggregator.sources.redis.scripts import CLAIM, LEAVE, TAKE_OVER
 from aggregator.sources.wire.values import LARGE_BYTES, MAX_BYTES
@@ -25,7 +25,7 @@ _WAIT_S, _RETRY_S = 1.0, 0.5  # a drain waits for the end of a blocking read
 
 
 @dataclass(eq=False)
-class Stream:
+class RequestStream:
     """The entries of one stream that this consumer of the group has claimed, and the next ones.
 
     `room`: tokens that may be claimed; `known`: whether a model is configured; `refuse` writes answers.
@@ -33,12 +33,12 @@ class Stream:
     """
 
     server: Server
-    intake: Intake
+    intake: StreamIntake
     idle_s: float
     _: KW_ONLY
     room: Callable[[], int]
     known: Callable[[str], bool]
-    refuse: Callable[[Sequence[Answer]], Awaitable[None]]
+    refuse: Callable[[Sequence[EntryAnswer]], Awaitable[None]]
     clock: Callable[[], float]
     asked: set[str] = field(default_factory=set)
     claimed: dict[bytes, None] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Stream:
                 await self._mend(error)
                 continue
             decoded = await self._decode_entries(entries)
-            if refused := [each for each in decoded if isinstance(each, Answer)]:
+            if refused := [each for each in decoded if isinstance(each, EntryAnswer)]:
                 await self.refuse(refused)
             requests = [each for each in decoded if isinstance(each, Request)]
             if requests:
@@ -118,11 +118,11 @@ class Stream:
         self.claimed.update((entry_id, None) for entry_id, _ in fresh)
         return [Entry(self.intake, entry_id, dict(zip(each[::2], each[1::2], strict=True))) for entry_id, each in fresh]
 
-    async def _decode_entries(self, entries: Sequence[Entry]) -> list[Request | Answer]:
+    async def _decode_entries(self, entries: Sequence[Entry]) -> list[Request | EntryAnswer]:
         now_s = self.clock()
         wall_s = now_s + self._redis_minus_here_s
 
-        def work() -> list[Request | Answer]:
+        def work() -> list[Request | EntryAnswer]:
             return [decode_entry(each, received_s=now_s, wall_s=wall_s) for each in entries]
 
         large = any(len(each.fields.get(b"value", b"")) >= LARGE_BYTES for each in entries)

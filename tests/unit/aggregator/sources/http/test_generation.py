@@ -15,7 +15,7 @@ from aggregator.request.generation import Generation, logprobs_of
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.http.errors import FieldError
-from aggregator.sources.http.generation import DONE, GenerationReader, Writer
+from aggregator.sources.http.generation import DONE, GenerationReader, GenerationWriter
 from aggregator.sources.http.service import HttpGenerationCall
 from aggregator.sources.wire.generation import parse
 from aggregator.tokenizers.tokenizer import Tokenizer
@@ -29,7 +29,7 @@ WORDS = Pieces({5: "the", 6: " cat", 7: " sat", 8: " é", 9: "the"}.__getitem__)
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
-def begun(tokenizer: Tokenizer | None = None, /, **fields: Any) -> tuple[Request, Generation, Writer]:
+def begun(tokenizer: Tokenizer | None = None, /, **fields: Any) -> tuple[Request, Generation, GenerationWriter]:
     """The request for a body, with a prompt of two tokens, and its writer."""
     reader = GenerationReader(AnyRevision(), trusts_token_ids=False)
     read = reader.chat if "messages" in fields else reader.completion
@@ -39,7 +39,7 @@ def begun(tokenizer: Tokenizer | None = None, /, **fields: Any) -> tuple[Request
     assert request.generation is not None
     detokenizer = WORDS if tokenizer is None else tokenizer.detokenizer(bytes(8))
     request.generation.begin("r1", bytes(8), detokenizer)
-    return request, request.generation, Writer(request, asked, lambda: tokenizer or cast("Any", WORDS))
+    return request, request.generation, GenerationWriter(request, asked, lambda: tokenizer or cast("Any", WORDS))
 
 
 def read(event: bytes) -> Any:

@@ -19,8 +19,8 @@ from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka import decode as kafka_decode
 from aggregator.sources.kafka.decode import (
     Fetched,
-    Intake,
     Refused,
+    TopicIntake,
     decode_all,
     decode_large,
     decode_record,
@@ -47,7 +47,7 @@ QUESTION = pb.EmbedRequest(request_id="q-1", inputs=[pb.Input(text="why is the s
 
 
 @cache
-def topics(*, trusts_tenant: bool = True) -> Mapping[str, Intake]:
+def topics(*, trusts_tenant: bool = True) -> Mapping[str, TopicIntake]:
     known = intakes(SETTINGS, KAFKA, "small", trusts_tenant=trusts_tenant)
     return {topic: replace(intake, max_record_bytes=1000) for topic, intake in known.items()}
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from aggregator.errors import Code, InvalidRequest, Undecodable
 from aggregator.request.request import Failure, Options, Outcome, Request
 from aggregator.request.vector import CompletedBatch, Vector
-from aggregator.sources.kafka.decode import Origin, Refused, ReplyRoute, origin_of, record_of, reply_id
+from aggregator.sources.kafka.decode import RecordOrigin, Refused, ReplyRoute, origin_of, record_of, reply_id
 from aggregator.sources.kafka.offsets import Header
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.replies import DeadLetter, encode_refusal, encode_replies
@@ -49,7 +49,7 @@ def request_of(
     route = ReplyRoute("replies", None, json, content_type)
     inputs = ["a"] * len(outcomes)
     named = {"request_id": request_id, "model": "small", "options": options or Options()}
-    return any_request(*inputs, outcomes=outcomes, source=KAFKA, origin=Origin(record, route), **named)
+    return any_request(*inputs, outcomes=outcomes, source=KAFKA, origin=RecordOrigin(record, route), **named)
 
 
 def expected(request: Request) -> pb.EmbedResponse:

@@ -10,7 +10,7 @@ import pytest
 from aggregator.errors import InvalidRequest, NotPermitted
 from aggregator.request.request import Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
-from aggregator.sources.kafka.decode import Intake, Refused, ReplyRoute, decode_record, intakes, origin_of
+from aggregator.sources.kafka.decode import Refused, ReplyRoute, TopicIntake, decode_record, intakes, origin_of
 from aggregator.sources.kafka.offsets import Header
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import KAFKA
@@ -24,7 +24,7 @@ QUESTION = pb.EmbedRequest(inputs=[pb.Input(text="why is the sky blue")]).Serial
 
 
 @cache
-def intake() -> Intake:
+def intake() -> TopicIntake:
     return intakes(SETTINGS, KAFKA, "small")["embed.requests.v1"]
 
 
