@@ -13,20 +13,20 @@ from aiokafka import TopicPartition
 from aiokafka.admin import NewPartitions, RecordsToDelete
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
 
-from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.part import responds
 from tests.faults.row_stack import PATIENCE_S, RowStack, opened
 from tests.faults.rows import Figures
 from tests.faults.steady_load import Intent, Maker, Planned, question
 from tests.faults.topic_logs import read_topics
-from tests.integration.kafka.test_security import GuardedCluster, guarded_broker
+from tests.integration.kafka.secure_broker import APP, APPS_PASSWORD, SecureKafka
+from tests.integration.kafka.test_security import grant, secure_kafka
 from tests.support.kafka_client import PROTOBUF, Sent, committed, connected_admin, delete_topic
 from tests.support.scrape import metrics
 from tests.support.until import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(580)]
 
-__all__ = ["guarded_broker"]
+__all__ = ["secure_kafka"]
 
 TOPIC, GROUP, CLUSTER = 2, 3, 4
 LITERAL = 3
@@ -153,26 +153,27 @@ async def test_a_dead_letter_that_cannot_be_written_holds_its_offset(stack: RowS
 
 
 @pytest_asyncio.fixture
-async def guarded(guarded_broker: tuple[KafkaBroker, str], tmp_path: Path) -> AsyncIterator[RowStack]:
+async def guarded(secure_kafka: SecureKafka, tmp_path: Path) -> AsyncIterator[RowStack]:
     """A stack whose aggregators have the rights that they need, and no others."""
-    broker, address = guarded_broker
-    user = {
-        "KAFKA__SECURITY_PROTOCOL": "SASL_PLAINTEXT",
-        "KAFKA__SASL__USERNAME": "app",
-        "KAFKA__SASL__PASSWORD": "secret",
+    kafka = secure_kafka.broker.bootstrap
+    app = {
+        "KAFKA__SECURITY_PROTOCOL": "SASL_SSL",
+        "KAFKA__SSL__CA_FILE": str(secure_kafka.folder / "ca.crt"),
+        "KAFKA__SASL__USERNAME": APP,
+        "KAFKA__SASL__PASSWORD": APPS_PASSWORD,
     }
-    async with opened(RowStack(tmp_path, broker.bootstrap, beside=address, settings=user)) as stack:
-        cluster, topics = GuardedCluster(broker, address), stack.topics
-        await cluster.grant(TOPIC, topics.requests, READ, DESCRIBE)
-        await cluster.grant(GROUP, topics.requests, READ)
+    async with opened(RowStack(tmp_path, kafka, beside=secure_kafka.sasl_ssl, settings=app)) as stack:
+        topics = stack.topics
+        await grant(kafka, TOPIC, topics.requests, READ, DESCRIBE)
+        await grant(kafka, GROUP, topics.requests, READ)
         for topic in (topics.replies, topics.dead_letters):
-            await cluster.grant(TOPIC, topic, WRITE, DESCRIBE)
+            await grant(kafka, TOPIC, topic, WRITE, DESCRIBE)
         yield stack
 
 
 async def forbid(stack: RowStack, name: str, kind: int = TOPIC, operation: int = WRITE, *, forbidden: bool) -> None:
     """Forbid writing to a topic, or something else, or no longer."""
-    rule: Any = (kind, name, LITERAL, "User:app", "*", operation, DENY)
+    rule: Any = (kind, name, LITERAL, f"User:{APP}", "*", operation, DENY)
     async with connected_admin(stack.kafka) as admin:
         await admin._send_to_controller(  # noqa: SLF001 - there is no public way
             CreateAclsRequest(*rule) if forbidden else DeleteAclsRequest(*rule)
@@ -185,9 +186,7 @@ async def test_a_forbidden_reply_topic_costs_only_its_own(guarded: RowStack, fig
     other = f"{stack.topics.replies}-other"
     await stack.create(other)
     stack.further_replies = (other,)
-    cluster = GuardedCluster(KafkaBroker(stack.folder / "none"), stack.beside)
-    cluster.bootstrap = stack.kafka
-    await cluster.grant(TOPIC, other, WRITE, DESCRIBE)
+    await grant(stack.kafka, TOPIC, other, WRITE, DESCRIBE)
     await stack.server()
     await stack.aggregator(settings={"KAFKA__ALLOWED_REPLY_TOPICS": f'["{other}"]'})
     async with stack.fault_under_load(300, sometimes_to(other), then=2000):

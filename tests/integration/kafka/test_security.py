@@ -1,9 +1,10 @@
-"""A cluster that asks who one is: clear words at the start, and in operation only what is forbidden fails."""
+"""A cluster that asks who one is: settings pass through, secrets stay so, and only what is forbidden fails."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.producer import KafkaProducer
 from k8s.process.errors import StartError
 from k8s.process.metrics_buffer import MetricsBuffer
-from loadtest.stack.kafka import KafkaBroker
-from loadtest.stack.ports import free_ports
+from tests.integration.kafka.secure_broker import APP, APPS_PASSWORD, PASSWORD, USER, SecureKafka, make
+from tests.support.kafka_client import connected_admin
 from tests.support.kafka_clusters import RealCluster, complete, produce, reading, records_of, send_all, until_committed
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -27,77 +28,135 @@ TOPIC, GROUP = 2, 3
 LITERAL = 3
 READ, WRITE, DESCRIBE = 3, 4, 8
 ALLOW = 3
-
-USER = {"username": "app", "password": "secret"}
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "client certificate")
 
 
 class GuardedCluster(RealCluster):
-    """A broker whose plain listener is for administrators, and another for everybody else."""
+    """Made by the plain listener, which is for administrators, and used by the others."""
 
-    def __init__(self, broker: KafkaBroker, guarded: str) -> None:
-        super().__init__(broker.bootstrap)
-        self.guarded = guarded
+    def __init__(self, kafka: SecureKafka) -> None:
+        super().__init__(kafka.broker.bootstrap)
+        self.kafka = kafka
 
-    def as_user(self, *topics: str, sasl: Mapping[str, Any] = USER, **changes: Any) -> KafkaSettings:
-        guarded = {"bootstrap_servers": self.guarded, "security_protocol": "SASL_PLAINTEXT", "sasl": sasl}
-        return self.settings(*topics, **guarded, **changes)
+    def as_app(self, *topics: str, mechanism: str = "PLAIN", **changes: Any) -> KafkaSettings:
+        sasl = {"mechanism": mechanism, "username": APP, "password": APPS_PASSWORD}
+        return self._secured(*topics, sasl=sasl, **changes)
+
+    def as_user(self, *topics: str, mechanism: str, **changed: str) -> KafkaSettings:
+        """Who may do everything; `changed` are names of files in its folder, or a password."""
+        folder = self.kafka.folder
+        ssl = {"ca_file": folder / changed.get("ca_file", "ca.crt")}
+        if mechanism == "client certificate":
+            ssl |= {f"{kind}_file": folder / f"{changed.get('client', 'client')}.{kind[:3]}" for kind in ("crt", "key")}
+            ssl["cert_file"] = ssl.pop("crt_file")
+            return self.settings(*topics, bootstrap_servers=self.kafka.ssl, security_protocol="SSL", ssl=ssl)
+        sasl: dict[str, Any] = {"mechanism": mechanism, "username": USER}
+        match mechanism:
+            case "OAUTHBEARER":
+                sasl["token_file"] = folder / "token"
+            case "SCRAM-SHA-512":  # by a file, as Kubernetes mounts secrets
+                sasl["password_file"] = folder / "password"
+            case _:
+                sasl["password"] = changed.get("password", PASSWORD)
+        return self._secured(*topics, ssl=ssl, sasl=sasl)
+
+    def _secured(self, *topics: str, **changes: Any) -> KafkaSettings:
+        ssl = {"ca_file": self.kafka.folder / "ca.crt"}
+        guarded = {"bootstrap_servers": self.kafka.sasl_ssl, "security_protocol": "SASL_SSL", "ssl": ssl}
+        return self.settings(*topics, **{**guarded, **changes})
 
     async def grant(self, kind: int, name: str, *operations: int) -> None:
-        async with self.admin() as admin:
-            for operation in operations:
-                request = CreateAclsRequest(kind, name, LITERAL, "User:app", "*", operation, ALLOW)
-                response = await admin._send_to_controller(request)  # noqa: SLF001 - there is no public way
-                assert response.creation_responses[0][0] == 0
+        await grant(self.bootstrap, kind, name, *operations)
+
+
+async def grant(bootstrap: str, kind: int, name: str, *operations: int) -> None:
+    """Allow the app what it was not allowed."""
+    async with connected_admin(bootstrap) as admin:
+        for operation in operations:
+            request = CreateAclsRequest(kind, name, LITERAL, f"User:{APP}", "*", operation, ALLOW)
+            response = await admin._send_to_controller(request)  # noqa: SLF001 - there is no public way
+            assert response.creation_responses[0][0] == 0
 
 
 @pytest.fixture(scope="module")
-def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaBroker, str]]:
-    """One broker with accounts and access control lists."""
-    (guarded_port,) = free_ports(1)
-    broker = KafkaBroker(
-        tmp_path_factory.mktemp("guarded-kafka"),
-        format_options=("--add-scram", "SCRAM-SHA-256=[name=app,password=secret]"),
-    )
-    seat = broker.seat
-    login = "org.apache.kafka.common.security.plain.PlainLoginModule required user_app=secret;"
-    broker.settings |= {
-        "listeners": f"PLAINTEXT://:{seat.port},GUARDED://:{guarded_port},CONTROLLER://localhost:{seat.controller_port}",
-        "advertised.listeners": f"PLAINTEXT://localhost:{seat.port},GUARDED://localhost:{guarded_port}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,GUARDED:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
-        "listener.name.guarded.plain.sasl.jaas.config": login,
-        "listener.name.guarded.scram-sha-256.sasl.jaas.config": (
-            "org.apache.kafka.common.security.scram.ScramLoginModule required;"
-        ),
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",
-    }
-    with broker:
-        yield broker, f"localhost:{guarded_port}"
+def secure_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureKafka]:
+    """One broker for all of this file."""
+    secured = make(tmp_path_factory.mktemp("secure-kafka"))
+    (secured.folder / "password").write_text(PASSWORD + "\n")
+    with secured.broker:
+        yield secured
 
 
 @pytest.fixture
-def guarded(guarded_broker: tuple[KafkaBroker, str]) -> GuardedCluster:
+def guarded(secure_kafka: SecureKafka) -> GuardedCluster:
     """A group and topics of its own."""
-    return GuardedCluster(*guarded_broker)
+    (secure_kafka.folder / "token").write_text(secure_kafka.token() + "\n")
+    return GuardedCluster(secure_kafka)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_records_pass_and_no_secret_is_logged(
+    guarded: GuardedCluster, mechanism: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    topic = await guarded.create_topic()
+    settings = guarded.as_user(topic, mechanism=mechanism)
+    producer = KafkaProducer(settings)
+    await producer.start()
+    async with reading(guarded, settings) as intake:
+        assert await send_all(producer, records_of(topic, 5)) == [None] * 5
+        complete(await intake.take(5))
+        await until_committed(guarded, topic, {0: 5})
+    await producer.close(2)
+    assert PASSWORD not in caplog.text
+    assert guarded.kafka.token()[:20] not in caplog.text  # the header, which all of its tokens share
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "wrong", "says"),
+    [
+        ("PLAIN", {"password": "wrong-secret"}, "credentials"),
+        ("PLAIN", {"password": ""}, "password"),
+        ("PLAIN", {"ca_file": "stranger.crt"}, "TLS"),
+        ("client certificate", {"client": "stranger"}, "kafka"),
+        ("PLAIN", {"ca_file": "nowhere.crt"}, "security file"),
+    ],
+)
+async def test_what_is_wrong_is_said_without_the_secret(
+    guarded: GuardedCluster, mechanism: str, wrong: dict[str, str], says: str
+) -> None:
+    with pytest.raises(StartError, match=says) as refused:
+        await check(guarded.as_user(mechanism=mechanism, **wrong), 4)
+    assert "secret" not in str(refused.value)
+
+
+async def test_an_expired_token_is_refused_and_a_fresh_one_in_the_file_is_taken(guarded: GuardedCluster) -> None:
+    settings = guarded.as_user(await guarded.create_topic(), mechanism="OAUTHBEARER")
+    settings = settings.model_copy(update={"create_topics": True})
+    token = guarded.kafka.folder / "token"
+    token.write_text(guarded.kafka.token(seconds=-120))
+    with pytest.raises(StartError, match="kafka: localhost:"):
+        await check(settings, 4)
+    token.write_text(guarded.kafka.token())
+    assert "will be created" in str(await check(settings, 30))
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
 async def test_what_is_missing_or_not_to_be_seen_is_named(guarded: GuardedCluster, mechanism: str) -> None:
     topic = await guarded.create_topic()
     with pytest.raises(StartError, match=f"{topic}.* missing, or not visible to this client"):
-        await prepare_topics(guarded.as_user(topic, sasl={**USER, "mechanism": mechanism}), 30)
-    with pytest.raises(StartError, match="not there"):
-        await check(guarded.as_user(topic, sasl={**USER, "mechanism": mechanism}), 30)
+        await prepare_topics(guarded.as_app(topic, mechanism=mechanism), 30)
+    with pytest.raises(StartError, match=f"{topic}.* missing"):
+        await check(guarded.as_app(topic, mechanism=mechanism), 30)
     with pytest.raises(StartError, match="not authorised to create topic"):
-        await prepare_topics(guarded.as_user(topic, sasl={**USER, "mechanism": mechanism}, create_topics=True), 30)
+        await prepare_topics(guarded.as_app(topic, mechanism=mechanism, create_topics=True), 30)
 
 
 async def test_only_records_for_the_forbidden_topic_are_refused(guarded: GuardedCluster) -> None:
     allowed, read_only, hidden = [await guarded.create_topic() for _ in range(3)]
     await guarded.grant(TOPIC, allowed, WRITE, DESCRIBE)
     await guarded.grant(TOPIC, read_only, READ, DESCRIBE)
-    producer = KafkaProducer(guarded.as_user())
+    producer = KafkaProducer(guarded.as_app())
     await producer.start()
     for _ in range(3):
         words = await send_all(producer, [*records_of(allowed, 5), *records_of(read_only, 2), *records_of(hidden, 2)])
@@ -111,7 +170,7 @@ async def test_a_group_that_is_forbidden_is_waited_for(guarded: GuardedCluster) 
     topic = await guarded.create_topic()
     await produce(guarded, records_of(topic, 3))
     await guarded.grant(TOPIC, topic, READ, DESCRIBE)
-    consumer = KafkaConsumer(guarded.as_user(topic), lambda _: None, Metrics(MetricsBuffer()))
+    consumer = KafkaConsumer(guarded.as_app(topic), lambda _: None, Metrics(MetricsBuffer()))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(consumer.run())
         with pytest.raises(TimeoutError):
@@ -129,7 +188,7 @@ async def test_a_query_topic_that_is_forbidden_holds_up_no_other(guarded: Guarde
     await guarded.grant(TOPIC, allowed, READ, DESCRIBE)
     await guarded.grant(GROUP, f"group-{guarded.name}", READ)
     await produce(guarded, [*records_of(forbidden, 5), *records_of(allowed, 5)])
-    async with reading(guarded, guarded.as_user(forbidden, allowed)) as intake:
+    async with reading(guarded, guarded.as_app(forbidden, allowed)) as intake:
         complete(await intake.take(5))
         for start in (5, 10, 15):
             await produce(guarded, records_of(allowed, 5, start=start))

@@ -1,4 +1,7 @@
-"""Apache Kafka behind SASL_SSL and SSL, with users, certificates and signed tokens made for a test."""
+"""Apache Kafka behind SASL_SSL and SSL, with users, certificates, signed tokens and access control lists.
+
+Its plain listener and USER may do everything; APP only what it is granted.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from loadtest.stack.ports import free_ports
 from tests.support.certificates import Authority
 
 USER, PASSWORD = "tokenbatch-user", "kafka-secret-3141"
+APP, APPS_PASSWORD = "app", "kafka-secret-2718"
 AUDIENCE = "kafka"
 _MODULES = "org.apache.kafka.common.security"
 
@@ -53,8 +57,12 @@ def make(folder: Path) -> SecureKafka:
         jvm_options=(*QUICK_START, f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={keys.as_uri()}"),
         format_options=[
             part
-            for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512")
-            for part in ("--add-scram", f"{mechanism}=[name={USER},password={PASSWORD}]")
+            for mechanism, user, password in (
+                ("SCRAM-SHA-256", USER, PASSWORD),
+                ("SCRAM-SHA-512", USER, PASSWORD),
+                ("SCRAM-SHA-256", APP, APPS_PASSWORD),
+            )
+            for part in ("--add-scram", f"{mechanism}=[name={user},password={password}]")
         ],
     )
     listeners = f"PLAINTEXT://localhost:{plain},SASL_SSL://localhost:{sasl_ssl},SSL://localhost:{ssl}"
@@ -64,6 +72,7 @@ def make(folder: Path) -> SecureKafka:
 
 def _settings(folder: Path, keys: Path, listeners: str, controller: str) -> dict[str, str]:
     sasl = "listener.name.sasl_ssl"
+    users = f'user_{USER}="{PASSWORD}" user_{APP}="{APPS_PASSWORD}"'
     return {
         "listeners": f"{listeners},{controller}",
         "advertised.listeners": listeners,
@@ -74,7 +83,7 @@ def _settings(folder: Path, keys: Path, listeners: str, controller: str) -> dict
         "ssl.truststore.location": str(folder / "ca.crt"),
         "listener.name.ssl.ssl.client.auth": "required",
         "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
-        f"{sasl}.plain.sasl.jaas.config": f'{_MODULES}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";',
+        f"{sasl}.plain.sasl.jaas.config": f"{_MODULES}.plain.PlainLoginModule required {users};",
         f"{sasl}.scram-sha-256.sasl.jaas.config": f"{_MODULES}.scram.ScramLoginModule required;",
         f"{sasl}.scram-sha-512.sasl.jaas.config": f"{_MODULES}.scram.ScramLoginModule required;",
         f"{sasl}.oauthbearer.sasl.jaas.config": f"{_MODULES}.oauthbearer.OAuthBearerLoginModule required;",
@@ -83,4 +92,6 @@ def _settings(folder: Path, keys: Path, listeners: str, controller: str) -> dict
         ),
         "sasl.oauthbearer.jwks.endpoint.url": keys.as_uri(),
         "sasl.oauthbearer.expected.audience": AUDIENCE,
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": f"User:ANONYMOUS;User:{USER};User:CN={USER}",
     }
