@@ -5,9 +5,7 @@ The servers compute no model: each token follows from the seed and all tokens be
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +15,7 @@ import pytest
 from google.protobuf import json_format
 
 from loadtest.stack.service import ModelServer
-from protos.embedding.v1 import embedding_pb2, embedding_pb2_grpc
+from protos.embedding.v1 import embedding_pb2
 from protos.generation.v1 import generation_pb2 as pb
 from protos.generation.v1 import generation_pb2_grpc as pb_grpc
 from tests.faults.topic_logs import read_topics
@@ -159,39 +157,6 @@ async def test_bad_requests_are_refused_by_name(
     came = await generate(shared.process.address, **fields)
     assert (came.code, came.responses) == (code, [])
     assert words in came.details
-
-
-async def test_each_model_is_asked_for_its_own_task_only(
-    shared: Running, start_aggregator: StartAggregator, quick: ModelServer
-) -> None:
-    request = embedding_pb2.EmbedRequest(inputs=[embedding_pb2.Input(text="hi")])
-    async with grpc.aio.insecure_channel(shared.process.address) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await embedding_pb2_grpc.EmbeddingsStub(channel).Embed(request)
-    assert "generates and does not embed" in (refused.value.details() or "")
-    embedding = start_aggregator(quick)
-    came = await generate(embedding.process.address)
-    assert (came.code, "embeds and does not generate" in came.details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
-
-
-async def test_a_text_that_is_late_ends_with_what_there_is_of_it(shared: Running) -> None:
-    expire = {"seconds": int(time.time()) + 2}
-    came = await generate(shared.process.address, sampling=pb.Sampling(max_tokens=400), expire_time=expire)
-    assert came.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert 10 < len(came.token_ids) < 400
-    assert came.last.status.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
-    assert came.last.usage.completion_tokens == len(came.token_ids)
-
-
-async def test_a_caller_that_goes_away_frees_its_place(shared: Running, generating: ModelServer) -> None:
-    async with grpc.aio.insecure_channel(shared.process.address) as channel:
-        request = pb.GenerateRequest(prompt=PROMPT, sampling=pb.Sampling(max_tokens=480))
-        call = pb_grpc.GenerationStub(channel).Generate(request)
-        await call.read()
-        call.cancel()
-    before = generated(generating)
-    await asyncio.sleep(1.0)
-    assert generated(generating) - before < 50
 
 
 async def test_records_are_answered_once_and_committed(start: Any, generating: ModelServer) -> None:

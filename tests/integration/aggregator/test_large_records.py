@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -24,7 +25,7 @@ from tests.support.kafka_client import (
     query,
     read,
 )
-from tests.support.processes import StartAggregator
+from tests.support.processes import Running, aggregators
 from tests.support.scrape import metrics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -56,14 +57,23 @@ CASES = {
 }
 
 
+@pytest.fixture(scope="module")
+def running(kafka: KafkaBroker, quick: ModelServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One aggregator for all of this file."""
+    topics = Topics("heavy.requests", "heavy.replies")
+    dated = {"message.timestamp.type": "LogAppendTime"}  # the broker's clock says when each was written
+    asyncio.run(
+        make_topics(kafka.bootstrap, topics.requests, topics.replies, topics.dead_letters, partitions=2, configs=dated)
+    )
+    with aggregators(kafka, tmp_path_factory.mktemp("heavy"), "heavy") as start:
+        yield start(quick, topics=topics)
+
+
 @pytest.mark.parametrize(("heavy", "code"), CASES.values(), ids=CASES)
 async def test_small_queries_do_not_wait_for_heavy_records(
-    start_aggregator: StartAggregator, kafka: KafkaBroker, quick: ModelServer, heavy: Callable[[int], Sent], code: str
+    running: Running, heavy: Callable[[int], Sent], code: str
 ) -> None:
-    topics = Topics(f"heavy-{heavy.__name__}.requests", f"heavy-{heavy.__name__}.replies")
-    dated = {"message.timestamp.type": "LogAppendTime"}  # the broker's clock says when each was written
-    await make_topics(kafka.bootstrap, topics.requests, topics.replies, topics.dead_letters, configs=dated)
-    running = start_aggregator(quick, topics=topics)
+    before = metrics(running.process.metrics_address)
     refused = code == "INVALID_ARGUMENT"
     records = [
         replace(sent, partition=0)
@@ -87,16 +97,17 @@ async def test_small_queries_do_not_wait_for_heavy_records(
     assert codes == Counter({"OK": 40}) + Counter({code: 10})
     assert len(desk.dead_letters) == 10 * refused
     assert all(b"at most 1024 inputs" in headers(letter)["dlt-error-message"] for letter in desk.dead_letters)
-    shown = metrics(running.process.metrics_address)
-    assert shown.value("embed_requests_total", source="kafka", code=code) == 10 + 41 * (code == "OK")
-    assert shown.value("embed_dead_letters_total", code=code) == 10 * refused
+    after = metrics(running.process.metrics_address)
+
+    def rise(name: str, **labels: str) -> float:
+        return after.value(name, **labels) - before.value(name, **labels)
+
+    assert rise("embed_requests_total", source="kafka", code=code) == 10 + 41 * (code == "OK")
+    assert rise("embed_dead_letters_total", code=code) == 10 * refused
 
 
 @pytest.mark.parametrize("size", [100, 20_000], ids=["small", "large"])
-async def test_a_record_without_a_content_type_is_protobuf_whatever_its_size(
-    start_aggregator: StartAggregator, quick: ModelServer, size: int
-) -> None:
-    running = start_aggregator(quick)
+async def test_a_record_without_a_content_type_is_protobuf_whatever_its_size(running: Running, size: int) -> None:
     value = query("word " * (size // 5), "bare", truncate=pb.TRUNCATE_END).value
     async with open_kafka_client(running.kafka, running.topics) as desk:
         await desk.exchange(Sent(value, (("content-type", None),), b"bare"))

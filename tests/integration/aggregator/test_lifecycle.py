@@ -17,7 +17,7 @@ from tests.support.until import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
 
-COUNT = 1500
+COUNT = 900
 STEP = {"SYNTHETIC__FIXED_S": "0.03"}
 BUDGET = {"BATCHING__TOKEN_BUDGET": "50"}  # some 300 questions a second, so that the load lasts
 

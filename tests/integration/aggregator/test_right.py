@@ -142,32 +142,6 @@ async def test_a_reply_carries_key_routing_headers_and_format_of_its_request(
         assert answer["timings"]["inference"].endswith("s")
 
 
-async def test_a_replayed_record_gets_the_same_reply_id_and_vector(
-    start_aggregator: StartAggregator, quick: ModelServer
-) -> None:
-    first = start_aggregator(quick)
-    async with open_kafka_client(first.kafka, first.topics) as desk:
-        await desk.exchange(*(query(text, f"q{number}") for number, text in enumerate(questions(50))))
-        before = desk.answers()
-        desk.replies.clear()
-        first.process.stop()
-        await desk.rewind(first.group)
-        start_aggregator(quick, topics=first.topics, group=first.group)
-        await desk.until(lambda: len(desk.replies) == 50)
-        after = desk.answers()
-    assert {name: answer.reply_id for name, answer in before.items()} == {
-        name: answer.reply_id for name, answer in after.items()
-    }
-    assert len({answer.reply_id for answer in before.values()}) == 50
-    for name, answer in before.items():
-        assert _cosine(answer, after[name]) >= 0.9999
-
-
-def _cosine(one: pb.EmbedResponse, other: pb.EmbedResponse) -> float:
-    a, b = (np.frombuffer(each.embeddings[0].embedding, "<f4") for each in (one, other))
-    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
-
-
 async def test_an_offset_is_committed_only_after_its_reply(
     start_aggregator: StartAggregator, start_server: StartServer
 ) -> None:

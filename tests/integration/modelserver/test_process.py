@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.request import urlopen
@@ -36,43 +35,42 @@ from tests.support.model_server_process import (
 POISON = 2054
 
 
-def test_it_starts_without_torch_and_says_where_it_listens() -> None:
-    with serving(**synthetic()) as server:
-        assert server.event("serving")["model"] == "all-minilm-l6-v2"
-        assert "libtorch" not in imported_libraries(server.process.pid)
-        stages = [line["stage"] for line in server.log if "stage" in line]
-        assert stages == ["listen", "load", "load", "warm-up", "serving"]
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    """One for those who ask a server that is well."""
+    with serving(**synthetic()) as started:
+        yield started
 
 
-def test_it_ranks_pairs_without_a_model_that_does() -> None:
-    with serving(**synthetic(MODEL__TASK="rank")) as server:
-        told = server.description
-        assert (told.task, list(told.tasks), told.dimensions) == ("rank", ["rank"], 1)
-        assert told.pair_template.token_types, "MiniLM is a BERT"
-        pairs = [[101, 7, 102, 8, 102], [101, 7, 102, 9, 102]]
-        found = server.embed(pairs, second_segments=np.array([3, 3], "<i4").tobytes())
-        assert found.faults == []
-        assert found.matrix.shape == (2, 1)
-        assert 0 <= found.matrix.min() < found.matrix.max() < 1
-        assert server.embed(pairs[1:]).matrix[0, 0] == found.matrix[1, 0]
+def test_it_starts_without_torch_and_says_where_it_listens(server: ServerProcess) -> None:
+    assert server.event("serving")["model"] == "all-minilm-l6-v2"
+    assert "libtorch" not in imported_libraries(server.process.pid)
+    stages = [line["stage"] for line in server.log if "stage" in line]
+    assert stages == ["listen", "load", "load", "warm-up", "serving"]
 
 
-def test_it_pools_spans_beside_whole_queries() -> None:
-    with serving(**synthetic()) as server:
-        assert server.description.pools_spans
-        queries = [[101, 7, 8, 102], [101, 9, 102]]
-        marks = {"span_counts": np.array([2, 0], "<i4").tobytes(), "spans": np.array([0, 1, 1, 3], "<i4").tobytes()}
-        found = server.embed(queries, **marks)
-        alone = server.embed([[101], [7, 8], queries[1]])
-        assert (found.faults, found.matrix.tolist()) == ([], alone.matrix.tolist())
+def test_metrics_are_gathered_per_step(server: ServerProcess) -> None:
+    server.embed([[101, 102], []])
+    server.embed([[101, 7, 102]])
+    server.until_steps(2)
+    port = server.event("listening")["metrics"].rpartition(":")[2]
+    text = urlopen(f"http://127.0.0.1:{port}/metrics", timeout=CALL_S).read().decode()
+    ready = urlopen(f"http://127.0.0.1:{port}/readyz", timeout=CALL_S)
+    assert ready.status == 200
+    assert 'embed_engine_duration_seconds_count{composition="single",task="embed"} 2' in text
+    assert 'embed_engine_step_tokens_sum{composition="single",task="embed"} 5' in text
+    assert 'embed_engine_refused_total{code="INVALID_ARGUMENT",what="query"} 1' in text
+    assert "embed_engine_queued_tokens 0" in text
+    assert "embed_engine_idle_seconds_count 2" in text
 
 
-def test_it_classifies_without_a_model_that_does() -> None:
-    with serving(**synthetic(MODEL__TASK="classify")) as server:
-        assert (server.description.task, list(server.description.labels)) == ("classify", ["LABEL_0", "LABEL_1"])
-        assert server.embed([[101, 7, 102]]).matrix.shape == (1, 2)
-        server.until_steps(1)
-        assert server.metrics().value("embed_engine_queries_total", task="classify") == 1
+def test_it_pools_spans_beside_whole_queries(server: ServerProcess) -> None:
+    assert server.description.pools_spans
+    queries = [[101, 7, 8, 102], [101, 9, 102]]
+    marks = {"span_counts": np.array([2, 0], "<i4").tobytes(), "spans": np.array([0, 1, 1, 3], "<i4").tobytes()}
+    found = server.embed(queries, **marks)
+    alone = server.embed([[101], [7, 8], queries[1]])
+    assert (found.faults, found.matrix.tolist()) == ([], alone.matrix.tolist())
 
 
 def test_on_sigterm_it_answers_what_it_accepted_refuses_the_rest_and_exits_with_0() -> None:
@@ -103,15 +101,6 @@ def test_poison_merged_with_innocents_fails_alone() -> None:
         assert server.embed([[1]]).faults == []
 
 
-def test_poison_that_kills_the_process_kills_it() -> None:
-    settings = synthetic(SYNTHETIC__POISON_TOKEN_ID=str(POISON), SYNTHETIC__POISON_MODE="exit")
-    with serving(**settings) as server:
-        with pytest.raises(grpc.RpcError) as lost:
-            server.embed([[POISON]])
-        assert code_of(lost.value) is grpc.StatusCode.UNAVAILABLE
-        assert server.process.wait(CALL_S) == 70
-
-
 def test_above_its_bound_it_refuses_and_later_takes_again() -> None:
     with serving(**synthetic(SYNTHETIC__FIXED_S="1", ENGINE__STEP_TOKENS="64")) as server:
         calls = [server.send([[word] * 64]) for word in range(12)]
@@ -136,38 +125,11 @@ def test_a_batch_whose_deadline_passes_while_it_waits_never_runs() -> None:
         server.until_steps(3)
 
 
-def test_metrics_are_gathered_per_step() -> None:
-    with serving(**synthetic()) as server:
-        server.embed([[101, 102], []])
-        server.embed([[101, 7, 102]])
-        server.until_steps(2)
-        port = server.event("listening")["metrics"].rpartition(":")[2]
-        text = urlopen(f"http://127.0.0.1:{port}/metrics", timeout=CALL_S).read().decode()
-        ready = urlopen(f"http://127.0.0.1:{port}/readyz", timeout=CALL_S)
-        assert ready.status == 200
-    assert 'embed_engine_duration_seconds_count{composition="single",task="embed"} 2' in text
-    assert 'embed_engine_step_tokens_sum{composition="single",task="embed"} 5' in text
-    assert 'embed_engine_refused_total{code="INVALID_ARGUMENT",what="query"} 1' in text
-    assert "embed_engine_queued_tokens 0" in text
-    assert "embed_engine_idle_seconds_count 2" in text
-
-
-def test_an_unknown_setting_is_refused_with_the_nearest_known_name() -> None:
-    ended = run(MODEL__PAHT="x")
-    assert ended.returncode == 2
-    assert "did you mean TOKENBATCH_MODELSERVER_MODEL__PATH?" in ended.stderr
-
-
-def test_check_says_what_would_be_served() -> None:
-    ended = run("--check", **synthetic())
+def test_check_says_what_would_be_served_and_the_command_line_has_the_last_word() -> None:
+    ended = run("--bind", "127.0.0.1:1", "--check", **synthetic())
     assert ended.returncode == 0, ended.stderr
     assert "# model all-minilm-l6-v2, revision sha256:" in ended.stdout
-
-
-def test_check_refuses_a_folder_without_a_model(tmp_path: Path) -> None:
-    ended = run("--check", MODEL__PATH=str(tmp_path))
-    assert ended.returncode == 2
-    assert "holds no config.json" in ended.stderr
+    assert "bind: 127.0.0.1:1\n" in ended.stdout
 
 
 def with_entries(**entries: object) -> Callable[[Path], None]:
@@ -185,22 +147,11 @@ def truncate(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
-def grow_beyond_memory(folder: Path) -> None:
-    """A file with eight tebibytes of weights that takes no place."""
-    size = 1 << 43
-    header = json.dumps({"weight": {"dtype": "F16", "shape": [size // 2], "data_offsets": [0, size]}}).encode()
-    with (folder / "more.safetensors").open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + size)
-
-
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
         (with_entries(vocab_size=100), "it is another model's"),
-        (with_entries(architectures=[]), "names no architecture"),
         (truncate, "is damaged"),
-        (grow_beyond_memory, "take at least 8192.0 GiB"),
     ],
 )
 def test_files_that_cannot_be_served_are_refused_alike_by_check_and_at_the_start(
@@ -210,8 +161,7 @@ def test_files_that_cannot_be_served_are_refused_alike_by_check_and_at_the_start
     spoil(folder)
     checked, started = run("--check", MODEL__PATH=str(folder)), run(MODEL__PATH=str(folder))
     assert (checked.returncode, started.returncode) == (2, 2)
-    last = [ended.stderr.splitlines()[-1] for ended in (checked, started)]
-    lines = [re.sub(r"[\d.]+ GiB of memory", "memory", line) for line in last]  # what is free changes between the two
+    lines = [ended.stderr.splitlines()[-1] for ended in (checked, started)]
     assert lines[0] == lines[1]
     assert said in lines[0]
 
@@ -229,24 +179,12 @@ def test_a_machine_without_shared_memory_is_told_so_at_once(shm: str) -> None:
     assert "mount -t tmpfs -o mode=1777 tmpfs /dev/shm" in ended.stderr
 
 
-def test_help_names_every_setting() -> None:
-    ended = run("--help")
-    assert ended.returncode == 0
-    for name in ("MODEL__PATH", "ENGINE__KIND", "PROFILE", "SYNTHETIC"):
-        assert f"TOKENBATCH_MODELSERVER_{name}  " in ended.stdout
-
-
 def test_a_busy_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ended = run(**synthetic(GRPC__BIND=f"127.0.0.1:{port}"))
     assert ended.returncode == 2
     assert f"grpc.bind 127.0.0.1:{port} cannot be bound" in ended.stderr
-
-
-def test_bind_on_the_command_line_has_the_last_word() -> None:
-    ended = run("--bind", "127.0.0.1:1", "--check", **synthetic())
-    assert "bind: 127.0.0.1:1\n" in ended.stdout
 
 
 def test_a_profile_can_be_measured_without_serving_and_supplied_afterwards(tmp_path: Path) -> None:
@@ -259,16 +197,6 @@ def test_a_profile_can_be_measured_without_serving_and_supplied_afterwards(tmp_p
         rows = list(csv.DictReader(opened))
     assert [int(row["step_tokens"]) for row in rows] == [8, 12, 16, 24, 32, 48, 64, 96, 128]
     assert np.allclose([float(row["step_duration_s"]) for row in rows], [point[1] for point in profile["points"]])
-
-
-def test_a_profile_that_belongs_to_something_else_is_refused(tmp_path: Path) -> None:
-    settings = synthetic(SYNTHETIC__FIXED_S="0", SYNTHETIC__PER_TOKEN_S="0")
-    run("profile", "--out", str(tmp_path), ENGINE__STEP_TOKENS="64", **settings)
-    file = tmp_path / "profile.json"
-    file.write_text(file.read_text(encoding="utf-8").replace('"sha256:', '"sha256:another-'), encoding="utf-8")
-    ended = run(PROFILE__FILE=str(file), **settings)
-    assert ended.returncode == 2
-    assert "belongs to something else: its revision is" in ended.stderr
 
 
 def test_a_model_of_ones_own_is_served_under_its_folders_name(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,9 +16,6 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from k8s.process import telemetry
 from k8s.process.telemetry import TelemetrySettings
@@ -28,9 +24,7 @@ from modelserver import model_files, startup
 from modelserver.app import Server
 from modelserver.engines.choice import Choice
 from modelserver.engines.engine import Engine
-from modelserver.errors import CannotStart
 from modelserver.model_files import ModelFiles
-from modelserver.service.tracing import batch_spans
 from modelserver.settings import EngineSettings, GrpcSettings, ModelServerSettings, ProfileSettings
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
@@ -142,22 +136,6 @@ def run(tmp_path: Path, files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> R
     return start
 
 
-async def test_a_batch_is_answered_with_its_step(run: Run) -> None:
-    async with run(opened(FakeStepEngine())) as server:
-        await server.until(SERVING)
-        answer = await server.embed([1, 2], [5])
-        assert np.frombuffer(answer.embeddings, "<f4").tolist() == [3.0, 2.0, 5.0, 1.0]
-        assert (answer.dimensions, answer.step_tokens, answer.queued_tokens) == (2, 3, 0)
-
-
-async def test_it_says_what_it_is_once_it_serves(run: Run) -> None:
-    async with run(opened(FakeStepEngine())) as server:
-        await server.until(SERVING)
-        said = await server.stub.Describe(pb.DescribeRequest(), timeout=WAIT_S)
-        assert (said.model, said.model_revision, said.dimensions) == ("all-minilm-l6-v2", "r1", 2)
-        assert not said.HasField("profile")
-
-
 async def test_until_the_engine_is_ready_it_refuses_but_gives_the_tokenizer(run: Run) -> None:
     engine = FakeStepEngine()
     async with run(engine) as server:
@@ -180,48 +158,11 @@ async def test_poison_is_internal_and_the_next_batch_is_fine(run: Run) -> None:
         assert (await server.embed([1])).step_tokens == 1
 
 
-async def test_an_engine_that_breaks_is_rebuilt_and_told_by_health(run: Run) -> None:
-    loaded = threading.Event()
-
-    def load() -> Engine:
-        assert loaded.wait(WAIT_S)
-        return opened(FakeStepEngine())
-
-    async with run(opened(FakeStepEngine()), load) as server:
-        await server.until(SERVING)
-        assert await server.code([DEADLY]) is grpc.StatusCode.INTERNAL
-        await server.until(NOT_SERVING)
-        assert await server.code([1]) is grpc.StatusCode.UNAVAILABLE
-        loaded.set()
-        await server.until(SERVING)
-        assert (await server.embed([1])).step_tokens == 1
-
-
 async def test_an_engine_that_cannot_be_rebuilt_ends_the_process_with_1(run: Run) -> None:
     async with run(opened(FakeStepEngine()), RuntimeError("out of memory")) as server:
         await server.until(SERVING)
         assert await server.code([DEADLY]) is grpc.StatusCode.INTERNAL
         assert await server.ended == 1
-
-
-async def test_an_engine_that_cannot_be_built_ends_the_start(
-    tmp_path: Path, files: ModelFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def build(*_: object) -> Choice:
-        raise CannotStart("no such model")
-
-    monkeypatch.setattr(startup, "build", build)
-    monitoring = telemetry.start(TelemetrySettings(metrics_bind="127.0.0.1:0"), "modelserver")
-    with pytest.raises(CannotStart, match="no such model"):
-        await Server(settings_of(tmp_path), files, monitoring).run()
-    monitoring.shutdown()
-
-
-async def test_sigterm_ends_with_0(run: Run) -> None:
-    async with run(opened(FakeStepEngine())) as server:
-        await server.until(SERVING)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert await server.ended == 0
 
 
 async def test_a_step_that_never_ends_does_not_hold_up_the_end(run: Run) -> None:
@@ -258,17 +199,3 @@ def read(address: str, path: str) -> str:
     with urlopen(f"http://{address}{path}", timeout=WAIT_S) as answer:
         text: str = answer.read().decode()
         return text
-
-
-def test_a_batchs_span_stands_in_its_senders_trace() -> None:
-    spans = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(spans))
-    trace_id = "0af7651916cd43dd8448eb211c80319c"
-    metadata = (("traceparent", f"00-{trace_id}-b7ad6b7169203331-01"), ("binary-bin", b"\0"))
-    with batch_spans(provider.get_tracer("test"))(metadata):
-        pass
-    (span,) = spans.get_finished_spans()
-    assert span.context is not None
-    assert f"{span.context.trace_id:032x}" == trace_id
-    assert span.name == "modelserver.v1.ModelServer/EmbedBatch"

@@ -81,13 +81,6 @@ def test_every_argument_of_the_engine_is_in_the_source(source: Path) -> None:
     assert [name for name in sorted(given) if not _has(arguments, name)] == []
 
 
-def test_a_name_that_is_gone_and_a_parameter_that_is_gone_are_missed(source: Path) -> None:
-    core = _owner(source, "vllm.v1.engine.core.EngineCore")
-    assert _has(core, "abort_requests(request_ids)")
-    assert not _has(core, "abort_requests(names)")
-    assert not _has(core, "scheduler_of_old")
-
-
 OF_VLLM = frozenset({"batch", "config", "model", "output", "parallel", "runner", "state", "states"})
 """How `tap.py` calls objects of vLLM's."""
 OWN = frozenset({"only_embeddings", "pooled", "pooler"})
