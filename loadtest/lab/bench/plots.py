@@ -10,7 +10,7 @@ from loadtest.lab.bench.figures import Figure
 from loadtest.lab.bench.records import growth, kafka_through
 from loadtest.plots import Plot, Series, draw
 
-_P1_NAMES = {"ours": "tokenbatch", **front_door.PEERS}
+_P1_NAMES = {"ours": "tokenbatch", "http": "tokenbatch, HTTP", **front_door.PEERS}
 _P2_NAMES = {
     "ours": "tokenbatch",
     "plain": "plain consumer of vLLM's server, its best batch",

@@ -14,6 +14,7 @@ from operator import attrgetter
 import aiohttp
 import grpc as grpc_library
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from aggregator.errors import ungrouped
@@ -70,19 +71,27 @@ class Side(ABC):
 
     def turn(self, load: Load, count: int) -> Turn:
         """Send this many unique questions. Raises StackError when one is not embedded."""
-        tally = Tally(np.arange(count, dtype=np.int64), keep_embeddings=False)
         before_s = self._cpu_s()
+        summary = self._sent(texts(count), load, keep_embeddings=False).summary()
+        server_s = self._cpu_s() - before_s
+        latency_s = summary.latency_s
+        return Turn(summary.queries_per_s, latency_s["p50"], latency_s["p99"], server_s / count * 1e6)
+
+    def embeddings(self, texts: list[str]) -> NDArray[np.float32]:
+        """Float32 [texts, dimensions]. Raises StackError when one is not embedded."""
+        return self._sent(texts, Load(_FEWEST), keep_embeddings=True).embeddings()
+
+    def _sent(self, texts: list[str], load: Load, *, keep_embeddings: bool) -> Tally:
+        tally = Tally(np.arange(len(texts), dtype=np.int64), keep_embeddings=keep_embeddings)
         try:
             with ungrouped(aiohttp.ClientError, TimeoutError):
-                asyncio.run(self._send(texts(count), tally, load))
+                asyncio.run(self._send(texts, tally, load))
         except (aiohttp.ClientError, TimeoutError) as error:
             raise StackError(f"a request was not answered: {error!r}") from error
-        server_s = self._cpu_s() - before_s
         summary = tally.summary()
         if summary.errors or summary.lost:
             raise StackError(f"{summary.lost} queries were lost, others failed: {summary.errors}")
-        latency_s = summary.latency_s
-        return Turn(summary.queries_per_s, latency_s["p50"], latency_s["p99"], server_s / count * 1e6)
+        return tally
 
     @abstractmethod
     async def _send(self, texts: list[str], tally: Tally, load: Load) -> None:
@@ -129,6 +138,11 @@ class Theirs(OpenAI):
     def turn(self, load: Load, count: int) -> Turn:
         with awake(self.server):
             return super().turn(load, count)
+
+    @override
+    def embeddings(self, texts: list[str]) -> NDArray[np.float32]:
+        with awake(self.server):
+            return super().embeddings(texts)
 
 
 def timed(bench: str, plan: Plan, kinds: Mapping[str, tuple[Side, Load]], seconds: float) -> dict[str, list[Turn]]:

@@ -222,7 +222,7 @@ def measure(plan: Plan) -> list[Figure]:
                 with _ours(setting, server, dtype) as ours:
                     _turn(ours, plan, found)
     peers = [("vllm", vllm_embeddings(plan.folder, dtype, priorities=True), _VLLM_FIELDS)]
-    if installed("peers"):
+    if installed("peers-infinity"):
         peers.append(("infinity", infinity(plan.folder, dtype), {}))
     for name, peer, fields in peers:
         with peer:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from loadtest.lab.bench import model_server
 from loadtest.lab.bench.asked import Asked, asked
 from loadtest.lab.bench.figures import Figure
-from loadtest.lab.bench.peers import Peer
+from loadtest.lab.bench.peers import tei
 from loadtest.lab.bench.records import kafka_through
 from loadtest.lab.bench.setting import Plan, backlog
 from loadtest.lab.bench.sides import (
@@ -38,7 +37,6 @@ CALLERS = (64, 256)
 _TURN_S = 4.0
 _CLIENT_CALLERS, _CLIENT_TOKENS = 64, 12
 _EMBEDDINGS = "/v1/embeddings"
-TEI = "text-embeddings-router"
 _RATIOS = ("http_over_vllm", *(f"over_{peer}_{callers}" for peer in ("vllm", "tei") for callers in CALLERS))
 
 
@@ -56,10 +54,8 @@ def _front_door(plan: Plan, servers: Servers, vllm: Theirs) -> list[Figure]:
     aggregator = without_kafka(plan.folder / "aggregator.log", model=MODEL, servers=[server.address])
     with aggregator, ExitStack() as stack:
         sides: dict[str, Side] = {"ours": Ours(aggregator, server, servers.dtype), "vllm": vllm}
-        if shutil.which(TEI):
-            tei = Peer(TEI, plan.folder / "tei.log", [TEI, "--model-id", str(tokenizer_folder())], _EMBEDDINGS)
-            stack.enter_context(tei)
-            sides["tei"] = OpenAI(tei)
+        if (server_of_tei := tei(plan.folder)) is not None:
+            sides["tei"] = OpenAI(stack.enter_context(server_of_tei))
         kinds = {f"{name}_{callers}": (side, Load(callers)) for callers in CALLERS for name, side in sides.items()}
         turns = timed(NAME, plan, kinds, _TURN_S)
         with asked(["loadtest.lab.bench.programs.vllm_client"], plan.folder / "vllm_client.log") as client:
