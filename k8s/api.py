@@ -22,7 +22,7 @@ class KubernetesError(Exception):
 
 
 def connect() -> Kubernetes:
-    """With the service account of the pod; outside of a cluster, with the kubeconfig. Raises StartError."""
+    """Connect with the service account of the pod; outside of a cluster, with the kubeconfig. Raises StartError."""
     from k8s.connection import Kubernetes, configuration  # noqa: PLC0415 - takes 0.4 s of CPU and 15 MB
 
     return Kubernetes(configuration())

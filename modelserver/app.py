@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["ModelServer"].full_name
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""The vectors of a step of 16,384 queries of 1,024 dimensions."""
+"""As large as the vectors of 16,384 queries of 1,024 dimensions in one step."""
 _GOODBYE_S = 0.5  # for answers that are computed to be sent
 _WATCH_EVERY_S = 0.5  # for the end of the process that started this one
 

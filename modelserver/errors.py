@@ -26,7 +26,7 @@ import grpc
 from k8s.process.errors import StartError
 
 _DEVICE_ERROR = "AcceleratorError"
-"""As torch names what CUDA reports; the name, because not every engine has torch."""
+"""torch's error for CUDA's; its name, because not every engine has torch."""
 
 
 class ModelServerError(Exception):

@@ -16,7 +16,7 @@ from modelserver.watch import Phase, Watch
 _log = logging.getLogger(__name__)
 
 _FAILED_STEPS = 8
-"""In a row, after which an engine leaves service: an engine that fails fast would attract the most work."""
+"""Failed steps in a row after which an engine leaves service: one that fails fast would attract the most work."""
 
 
 class EngineState(StrEnum):

@@ -32,7 +32,7 @@ _SENTENCE_CONFIGS = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""In the order in which sentence-transformers looks for one."""
+"""The files in which sentence-transformers looks for its settings, in this order."""
 _PER_TASK = ("query_length", "document_length", "query_expansion", "processing_kwargs", "tokenizer_name_or_path")
 """Keys of a sentence config that tokenize by other rules than the tokenizer's files."""
 _AFTER_PADDING = frozenset(
@@ -40,7 +40,7 @@ _AFTER_PADDING = frozenset(
 )
 """Model types whose first token has the position behind that of the padding token."""
 _WITHOUT_TABLE = re.compile(r"rope|rotary|alibi|relative")
-"""In a config.json's keys, or in its kind of positions: positions that are computed, and so have no last one."""
+"""The words of a config.json's keys and kind of positions for positions that are computed, so without a last one."""
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _CLASSIFIER = "ForSequenceClassification"
 POOLS_IN_CODE = frozenset({"jina_embeddings_v5"})

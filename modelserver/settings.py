@@ -92,7 +92,7 @@ class GrpcSettings(Group):
 
     bind: Bind = Field(default="0.0.0.0:50061", description="host:port; port 0 picks a free one")
     drain_timeout_s: ClassVar[float] = 20.0
-    """From SIGTERM, to finish the accepted batches; with the pause before SIGTERM, within Kubernetes' grace period."""
+    """Time to finish accepted batches after SIGTERM; with the pause before, it fits Kubernetes' grace period."""
     most_connections: ClassVar[int] = 512
     """Each aggregator has one."""
 

@@ -45,11 +45,11 @@ class EngineStart:
     watch: Watch
     facts: EngineFacts | None = field(default=None, init=False)
     profile: Profile | None = field(default=None, init=False)
-    """Of a model that embeds; its `backlog_tokens` are measured later, through the server."""
+    """The profile of a model that embeds; its `backlog_tokens` are measured later, through the server."""
     threaded_tokens: int | None = field(default=None, init=False)
-    """Of the steps of a model that embeds, on a CPU."""
+    """The size from which steps take all threads, for a model that embeds on a CPU."""
     cost: StepCost | None = field(default=None, init=False)
-    """Of a model that generates."""
+    """The cost of a step of a model that generates."""
 
     def embedding(self) -> Engine:
         """Load a model that embeds, on the calling thread. Raises CannotStart."""

@@ -15,7 +15,7 @@ from modelserver.tokenizer_check import check_tokenizer
 
 _GIB = 1 << 30
 _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I32": 4, "I64": 8}
-"""Of a number in memory, by how it is stored; any other takes 2."""
+"""Bytes of a number in memory, by its type in the file; any other type takes 2."""
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -61,7 +61,7 @@ def _check_config(files: ModelFiles) -> None:
 
 
 def _bytes_in_memory(file: Path) -> int:
-    """Of one file's tensors, in half precision if they are stored wider. Raises CannotStart if the file is damaged."""
+    """Bytes of one file's tensors, in half precision if stored wider. Raises CannotStart if the file is damaged."""
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - the image of the synthetic engine lacks it
 
     try:

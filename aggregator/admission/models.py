@@ -105,7 +105,7 @@ class ServedTask:
 
     @property
     def refused_from_s(self) -> float:
-        """From when on requests are refused, while servers do other tasks only (monotonic seconds)."""
+        """The time from which requests are refused while servers do other tasks only (monotonic seconds)."""
         return inf if self.model.both or self.revisions else self.model.served_since_s + OTHER_TASK_S
 
     @property
@@ -118,13 +118,13 @@ class ServedTask:
         return len(self.pending) > 0 or any(each.dispatcher.waits for each in self.revisions.values())
 
     def stalled_s(self, now_s: float) -> float:
-        """For how long all that was sent to its servers timed out while something waited."""
+        """The seconds for which every batch sent to its servers timed out while a request waited."""
         stalled = (model_revision.dispatcher.stalled_s(now_s) for model_revision in self.revisions.values())
         return max(stalled, default=0.0)
 
     @property
     def calls_wait_until_s(self) -> float:
-        """Until when calls wait for a server, while it has none (monotonic seconds)."""
+        """The time until which calls wait for a server while it has none (monotonic seconds)."""
         if self.model.scales_to_zero:
             return inf
         return -inf if self.unavailable_since_s is None else self.unavailable_since_s + CALLS_WAIT_S

@@ -16,7 +16,7 @@ from aggregator.scheduler.work_item import Task
 
 _LOG = logging.getLogger(__name__)
 UNQUEUED = Failure(Code.INTERNAL, "the request could not be queued")
-"""For an unexpected error."""
+"""The outcome of a request after an unexpected error."""
 _DOES = {Task.EMBED: "embeds", Task.GENERATE: "generates", Task.SCORE: "scores"}
 
 

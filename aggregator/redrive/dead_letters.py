@@ -16,7 +16,7 @@ _PREFIX = "dlt-"
 _MOST_DIGITS = 9  # int() takes time that grows with the square of the digits
 _VERSION = "1:"
 _MOST_CHARACTERS = 4000
-"""Of 4096 that a broker takes by default (offset.metadata.max.bytes)."""
+"""A broker takes 4096 bytes by default (offset.metadata.max.bytes)."""
 
 
 class Obstacle(StrEnum):

@@ -15,7 +15,7 @@ from k8s.process.metrics_buffer import Instrument, Labels
 _TIMEOUT_S = 1.0  # an event loop that is later than this shows its last values
 
 Values = Mapping[Instrument, Mapping[Labels, float]]
-"""Of each gauge, the present value of each series; an unknown value has no series."""
+"""The present value of each series of each gauge; an unknown value has no series."""
 
 _QUEUE = ("model", "priority")
 _REPLICA = ("replica", "model")

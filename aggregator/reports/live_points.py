@@ -97,7 +97,7 @@ class Points:
         return queued, oldest_s
 
     def _latency(self) -> Mapping[str, Sequence[float]]:
-        """Of each source in the last second: requests, p50, p99, and the mean time queued, batched, computing, rest."""
+        """The last second of each source: requests, p50, p99, and the mean time queued, batched, computing, rest."""
         found: dict[str, Sequence[float]] = {}
         for source in dict.fromkeys(source for each in self._latencies for source in each):
             values = np.concatenate([each[source] for each in self._latencies if source in each])

@@ -66,7 +66,7 @@ class Chunks:
         return len(self.texts) or len(self.spans) // (2 * ID_BYTES)
 
     def __len__(self) -> int:
-        """In characters, a token id counting as four: as of other inputs."""
+        """Its characters; a token id counts as four, as in other inputs."""
         return sum(map(len, self.texts)) + len(self.token_ids)
 
     def __sizeof__(self) -> int:
@@ -168,7 +168,7 @@ class Request:
 
     @property
     def characters(self) -> int:
-        """Of all its texts, each first text of pairs as often as it is used; a token id counts as four."""
+        """The characters of all its texts, first texts of pairs once a pair; a token id counts as four."""
         inputs = self.inputs
         if self.scoring is not None:
             return sum(map(len, inputs)) + sum(len(first) for first in self.scoring.firsts if first is not None)

@@ -173,7 +173,7 @@ class Dispatcher:
         return self.retries.failed(batch.items, batch.retry, batch.replica.name, now_s, jitter)
 
     def stalled_s(self, now_s: float) -> float:
-        """For how long queries have waited or run while every batch timed out; 0 if one was answered or none did."""
+        """The seconds for which queries waited or ran while every batch timed out; 0 if one was answered."""
         waits = len(self.queue) or len(self.retries) or any(replica.batches_out for replica in self.replicas.values())
         return max(0.0, now_s - self.time_outs.since_s) if waits else 0.0
 

@@ -88,7 +88,7 @@ class StepReport:
 
 
 STATES = ("idle", "running", "staged")
-"""Of a replica: nothing is in flight, one batch is, and at least one waits behind it."""
+"""The states of a replica: nothing in flight, one batch running, and at least one more behind it."""
 _ANY = 1 << 30  # items: no limit
 
 

@@ -7,7 +7,7 @@ from enum import IntEnum, StrEnum
 from typing import Any
 
 ID_BYTES = 4
-"""Of a token id, and of a mark behind the ids."""
+"""The size of a token id, and of a mark behind the ids."""
 
 
 class Priority(IntEnum):

@@ -79,7 +79,7 @@ class HttpSettings(Group):
         " authentication are those of grpc.tls and grpc.authentication",
     )
     timeout_s: ClassVar[float] = 600.0
-    """As long as OpenAI's clients wait by default; x-request-timeout and x-stainless-timeout may ask for less."""
+    """OpenAI's clients wait as long by default; x-request-timeout and x-stainless-timeout may ask for less."""
     trusts_token_ids: bool = Field(
         default=False,
         description="take token ids for the model's own; else a request with ids must name their tokenizer, as"
@@ -163,7 +163,7 @@ class ClientSettings(Group):
     max_commit_span: ClassVar[int] = 50_000
     """Records beyond the committed offset, each of which is kept in memory and repeated after a crash."""
     drain_timeout_s: ClassVar[float] = 10.0
-    """To finish the records of a partition that is revoked: other members wait for it in the rebalance."""
+    """Time to finish the records of a revoked partition: other members wait for it in the rebalance."""
 
 
 class KafkaSettings(Group):
@@ -325,7 +325,7 @@ class LifecycleSettings(Group):
 
     grace_s: PositiveFloat = 25.0
     connect_timeout_s: ClassVar[float] = 30.0
-    """For brokers that start together with the aggregator; afterwards the process ends, and is started again."""
+    """Time for brokers that start together with the aggregator; afterwards the process ends, and is started again."""
 
 
 class AggregatorSettings(Group):

@@ -8,7 +8,7 @@ import signal
 from k8s.process.open_files import raise_limit
 
 _ENDED = 128 + signal.SIGTERM
-"""As a shell calls a process that SIGTERM has ended."""
+"""A shell's exit code for a process that SIGTERM has ended."""
 
 
 def begin() -> None:

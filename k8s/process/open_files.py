@@ -9,7 +9,7 @@ from contextlib import suppress
 _LOG = logging.getLogger(__name__)
 
 _KEPT = 512
-"""For the live page's viewers (256), brokers, model servers and what libraries open; half of a limit below 1,024."""
+"""Kept for the live page's viewers (256), brokers, model servers and libraries; half of a limit below 1,024."""
 
 
 def raise_limit() -> None:

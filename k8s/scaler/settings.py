@@ -100,7 +100,7 @@ class ScalerSettings(Group):
     """All settings of the scaler."""
 
     most_connections: ClassVar[int] = 64
-    """To each port: of API servers, KEDA, other scalers and probes."""
+    """The most connections to each port: of API servers, KEDA, other scalers and probes."""
 
     models: tuple[ModelSettings, ...] = Field(
         default=(ModelSettings(name="all-minilm-l6-v2"),),

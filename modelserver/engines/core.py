@@ -55,13 +55,13 @@ _log = logging.getLogger(__name__)
 _TOKENS_PER_QUERY = 3
 """Tokens of the shortest query, two special tokens around one: bounds the queries of a step."""
 _CACHE_SHARE, _ENCODER_SHARE = 0.8, 0.1
-"""Of the memory for vLLM, unless set in `engine.vllm_options`: it must be free at the start. What is left of it
-is the key-value cache's, which encoders do not have."""
+"""The share of the memory for vLLM, unless set in `engine.vllm_options`: it must be free at the start. The KV cache,
+which encoders do not have, gets what the weights leave."""
 _CPU_BLOCK_SIZE = 32
-"""Of the key-value cache; on a GPU vLLM's attention kernel decides."""
+"""Tokens of a block of the KV cache; on a GPU vLLM's attention kernel decides."""
 _VLLMS: Mapping[Pooling, Any] = {Pooling.CLS: "CLS", Pooling.LAST: "LAST", Pooling.MEAN: "MEAN"}
 _MULTIPLIES_BF16 = ("avx512_bf16", "amx_bf16", "bf16")
-"""As torch names what Intel, AMD and ARM have; without it bfloat16 is emulated, several times slower than float32."""
+"""torch's names of instructions of Intel, AMD and ARM; without them bfloat16 is several times slower than float32."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ _PADDED_CLASSIFIERS = frozenset(
 )
 """Classifiers that vLLM has no class for."""
 _CODE_SERVED_AS: Mapping[str, str] = {"Qwen3BidirectionalModel": "VoyageQwen3BidirectionalEmbedModel"}
-"""By the class in the code that was published with a model: its config.json names another architecture."""
+"""vLLM's class, by the class in code that was published with a model: its config.json names another architecture."""
 _OTHER_FILES = frozenset({"GteModel", "NomicBertModel"})
 """vLLM's classes of these names read files of the code that was published with the models, not transformers' own."""
 _ROBERTA = frozenset({"roberta", "xlm-roberta", "camembert"})
@@ -47,7 +47,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "Sigmoid": Activation.SIGMOID,
     "Softmax": Activation.SOFTMAX,
 }
-"""Of torch.nn, as sentence-transformers names them."""
+"""The activations by their names in torch.nn, as sentence-transformers has them."""
 _PROBLEMS: Mapping[Any, Activation] = {
     None: Activation.SOFTMAX,
     "single_label_classification": Activation.SOFTMAX,
@@ -56,7 +56,7 @@ _PROBLEMS: Mapping[Any, Activation] = {
 }
 """transformers' `problem_type` of a model with several labels."""
 _DEFAULT_LABELS = 2
-"""As transformers reads a config.json that names none."""
+"""The labels that transformers assumes where a config.json names none."""
 _QWEN3_RERANKER = """<|im_start|>system
 Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
 Note that the answer can only be "yes" or "no".<|im_end|>
@@ -70,7 +70,7 @@ Note that the answer can only be "yes" or "no".<|im_end|>
 </think>
 
 """
-"""As published with Qwen3-Reranker, whose files do not hold it."""
+"""The template published with Qwen3-Reranker, whose files do not hold it."""
 
 
 def runs_eagerly(overrides: Mapping[str, Any]) -> bool:

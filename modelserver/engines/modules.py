@@ -63,7 +63,7 @@ class Rows:
 
 
 class VectorModules(nn.Module):  # type: ignore[misc]  # torch is without types to mypy
-    """From hidden states [tokens, hidden] to vectors float32 [rows, dimensions], not normalised."""
+    """Turns hidden states [tokens, hidden] into vectors float32 [rows, dimensions], not normalised."""
 
     def __init__(self, modules: Modules) -> None:
         """Load the weights. Raises CannotStart if they are not as the modules' configuration says."""
@@ -191,7 +191,7 @@ class _Norm(nn.Module):  # type: ignore[misc]
 
 
 def _layer(layer: Dense | LayerNorm | Normalize) -> nn.Module:
-    """With its weights, float32 on the CPU."""
+    """The module with its weights, float32 on the CPU. Raises CannotStart."""
     if isinstance(layer, Normalize):
         return _Unit()
     module = _Dense(layer) if isinstance(layer, Dense) else _Norm(layer)
@@ -208,7 +208,7 @@ def _layer(layer: Dense | LayerNorm | Normalize) -> nn.Module:
 
 
 class _ModulesPool(SequencePoolingMethod):  # type: ignore[misc]  # vLLM is without types to mypy
-    """In the place of vLLM's pooling."""
+    """Replaces vLLM's pooling."""
 
     def __init__(self, modules: VectorModules) -> None:
         super().__init__()
@@ -254,7 +254,7 @@ def place_modules(model: Any, modules: Modules | None) -> VectorModules | None:
 
 
 class ScoreModules(VectorModules):
-    """From hidden states [tokens, hidden] to logits float32 [queries, labels], by the head of a loaded classifier."""
+    """Turns hidden states [tokens, hidden] into logits float32 [queries, labels] by the head of a loaded classifier."""
 
     def __init__(self, pooling: Pooling, layers: Sequence[tuple[Any, Any]]) -> None:
         """`layers`: the layers after the pooling, each with the dtype of its computation (None: its input's)."""
@@ -284,7 +284,7 @@ def score_modules(model: Any) -> ScoreModules | None:
 
 
 class _Nothing(nn.Module):  # type: ignore[misc]
-    """In the place of vLLM's head."""
+    """Replaces vLLM's head."""
 
     def forward(self, pooled: torch.Tensor, pooling_metadata: object) -> torch.Tensor:
         del pooling_metadata
@@ -373,7 +373,7 @@ class PaddedEncoder(nn.Module):  # type: ignore[misc]  # torch is without types 
 @attn_type("encoder_only")
 @default_pooling_type(seq_pooling_type="CLS")
 class PaddedForSequenceClassification(PaddedEncoder, SupportsCrossEncoding):  # type: ignore[misc]
-    """In the place of hidden states, its query's logits for each token [Σ lengths, labels]."""
+    """Returns, in place of a token's hidden states, the logits of its query: [Σ lengths, labels]."""
 
     kind = AutoModelForSequenceClassification
 

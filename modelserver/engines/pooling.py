@@ -20,7 +20,7 @@ _MODULE_KEYS = frozenset(("idx", "kwargs", "name", "path", "type"))
 _ACTIVATIONS = frozenset(
     ("ELU", "GELU", "Identity", "LeakyReLU", "Mish", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softsign")
 ) | {"Tanh"}
-"""Of torch.nn, without parameters."""
+"""The activations of torch.nn without parameters."""
 _TRANSFORMER_KEYS: Mapping[str, Collection[Any]] = {
     "backend": (None, "torch"),
 }
@@ -30,7 +30,7 @@ _OUTPUTS: Mapping[str, tuple[str, str]] = {
     "sequence-classification": ("logits", "scores"),
     "text-generation": ("logits", "causal_logits"),
 }
-"""By the task of a Transformer module: the output of transformers' model, and the module's name for it."""
+"""The output of transformers' model, and the module's name for it, by the task of a Transformer module."""
 _READ_ELSEWHERE = frozenset(
     (
         *("do_lower_case", "document_length", "max_seq_length", "modality_config", "processing_kwargs"),
@@ -42,11 +42,11 @@ _READ_ELSEWHERE = frozenset(
 _HOW_COMPUTED = frozenset(("add_pooling_layer", "attn_implementation", "dtype", "torch_dtype", "trust_remote_code"))
 """Arguments of a sentence config for transformers' model that change no vector but by rounding."""
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""As vLLM allows them."""
+"""The ranks that vLLM allows."""
 
 
 class Pooling(StrEnum):
-    """Of the hidden states of one input, in the order in which old files join them."""
+    """How the hidden states of one input are pooled, in the order in which old files join them."""
 
     CLS = "cls"
     MAX = "max"
@@ -82,7 +82,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """With weights."""
+    """Layer normalization, with weights."""
 
     folder: Path
     dimensions: int
@@ -90,7 +90,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class Normalize:
-    """To unit length, before other modules: at the end the aggregator does it."""
+    """Normalization to unit length before other modules: at the end the aggregator does it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from modelserver.errors import StepFailed
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 TOLERANCE = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 4e-3}
-"""By dtype: the largest difference that still counts as the same, of components of unit vectors, or of scores."""
+"""The largest difference of equal results, by dtype: of components of unit vectors, or of scores."""
 
 _LONGEST = 512  # tokens of the longest input of most encoders; more would only take longer
 _SEED = 20_240_501
@@ -67,9 +67,9 @@ def _unit(matrix: Matrix) -> Matrix:
 
 
 MIXED_TOLERANCE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2}
-"""By dtype: the largest difference between components of unit vectors. Parts of a prompt are rounded otherwise."""
+"""The largest difference of components of unit vectors, by dtype: parts of a prompt are rounded otherwise."""
 _SLACK = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
-"""By dtype: two tokens whose log probabilities differ by less may change places."""
+"""Two tokens whose log probabilities differ by less may change places; by dtype."""
 
 _MIXED_SEED = 20_240_503
 _GENERATIONS, _EMBEDDINGS = 8, 16
@@ -80,7 +80,7 @@ _SEEDS = 4  # generations with a seed: one by chance alike proves nothing
 _DISORDER = 2.0
 """The highest temperature: random numbers rather than roundings decide."""
 _RESUMED = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""By dtype: as many of the seeded generations must be resumed with the same token."""
+"""So many of the seeded generations must be resumed with the same token; by dtype."""
 
 Ids = list[int]
 

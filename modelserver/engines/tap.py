@@ -232,7 +232,7 @@ def _index(values: npt.NDArray[Any], like: torch.Tensor) -> torch.Tensor:
 
 
 def _to_host(vectors: torch.Tensor) -> torch.Tensor:
-    """On a GPU into pinned memory, without waiting: the runner's own copy of the tokens follows and is waited for."""
+    """Copy; on a GPU into pinned memory without waiting, as the runner waits for its own, later copy of the tokens."""
     if vectors.device.type == "cpu":
         return vectors
     host = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)

@@ -31,7 +31,7 @@ from modelserver.errors import CannotStart, EngineBroken, device_errors
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 _CPU_SEQUENCES, _GPU_SEQUENCES = 128, 256
-"""At once: more of them wait; on a CPU more would only make every step longer."""
+"""Sequences at once; the rest wait. On a CPU more would only make every step longer."""
 _CPU_STEP_TOKENS, _GPU_STEP_TOKENS = 2048, 8192
 _CPU_QUERIES, _GPU_QUERIES = 256, 768
 """Embeddings at once, beside the sequences: short queries that fill a step. Each takes a row of token ids."""
@@ -40,7 +40,7 @@ _ADAPTERS = 2
 _FIRST, _SECOND = -1, 0
 """vLLM's priorities: embeddings start before prompts that wait."""
 _WATERMARK = 0.05
-"""Of the blocks of the cache, kept free when a sequence starts: preemptions fall from 30 % of the tokens to 8 %."""
+"""Share of the KV cache kept free when a sequence starts: preemptions fall from 30 % of the tokens to 8 %."""
 _FIXED_WIDTH = 2**64 - 1  # the finaliser works modulo 2^64
 _MOST_STOP_IDS = 128
 """Model Runner V2 fails the step of a sequence with more."""

@@ -140,7 +140,7 @@ USED: Mapping[str, tuple[str, ...]] = {
     "vllm.v1.worker.gpu.states.RequestState": ("prompt_len", "req_id_to_index"),
     "vllm.v1.worker.gpu.sample.gumbel": ("gumbel_sample(logits, seed, pos)",),
 }
-"""By class or module: attributes, and methods with the parameters that are given."""
+"""The attributes used, and the methods with the parameters given, by class or module."""
 
 
 def inspect_classes_in_process() -> None:

@@ -25,7 +25,7 @@ _SHORTEST_S = 1e-9  # a clock may not move between two readings
 _LOG_EVERY_S = 2.0  # a line of progress
 _SIZES = 6  # steps of a factor of two or less up to 32 times the saturation point
 _WORTH = 0.99
-"""Of the best throughput. Where larger batches gain nothing, as past a hinge, this is met at the saturation point."""
+"""Share of peak throughput. Where larger batches gain nothing, as past a hinge, the saturation point reaches it."""
 PRODUCTION_LENGTHS = (10, 10, 10, 10, 10, 10, 11, 11, 11, 11, 11, 12, 12, 12, 12, 13, 13, 14, 15, 17)
 """Lengths in tokens of short queries, as twenty quantiles: the NQ-open questions, as MiniLM's tokenizer counts."""
 

@@ -29,7 +29,7 @@ _MIN_SPREAD = 1e-6  # of exact figures, as those of a synthetic engine
 _CONSTANT, _LINE, _HINGE = 1, 2, 3
 """Parameters of a shape, by its kind."""
 _PENALTY_PER_PARAMETER = 6.0
-"""In squared standard deviations: the least that a further parameter must explain."""
+"""The squared standard deviations that a further parameter must at least explain."""
 
 
 def sweep_tokens(max_tokens: int, min_tokens: int = 4) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 _SEED = 20_240_502
 _ROUNDS = 3  # each takes every size once, as the machine may slow down meanwhile
 _BATCHES = 4
-"""Of one size in a round; two are out at a time, as an aggregator sends them."""
+"""Batches of one size in a round; two are in flight at a time, as an aggregator sends them."""
 _TIMEOUT_S = 60.0  # a full batch on a slow CPU takes seconds
 
 

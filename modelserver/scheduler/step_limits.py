@@ -18,11 +18,11 @@ from statistics import NormalDist
 from modelserver.engines.engine import StepLoad
 
 _TARGET_SHARE = 0.8
-"""Of the target: steps scatter, and the 99th percentile is to keep it."""
+"""Share of the target: steps scatter, and the 99th percentile is to keep it."""
 _LEAST_STEPS = 2.0
-"""Times the cost of an empty step: a lower target cannot be met, and would only starve prompts."""
+"""Costs of an empty step: a lower target cannot be met, and would only starve prompts."""
 _LEAST_PROMPT_TOKENS = 16
-"""Of every step, however many decode: else a new sequence would never begin."""
+"""In every step, however many sequences decode: else a new one would never begin."""
 _SCALE_WEIGHT = 0.1  # of the newest step: an outlier moves the scale by a tenth
 _SLOWEST, _QUICKEST = 3.0, 0.3
 _MIN_LENGTHS = 30  # below it mean and variance are guesses

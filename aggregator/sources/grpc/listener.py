@@ -46,9 +46,9 @@ _IDLE_MS = 60_000
 _LOOKAHEAD_BYTES = 16 * 1024
 """Bytes of each message that gRPC receives before the message is read."""
 _MAX_MESSAGE_BYTES = 64 * 1024
-"""Of a message to health or reflection."""
+"""The largest message to health or reflection."""
 _STREAM_AGE_SHARE = 0.9
-"""Of the grace that gRPC gives the calls of an old connection: a stream ends by itself before it is cut off."""
+"""Share of the grace that gRPC gives the calls of an old connection: a stream ends before it is cut off."""
 _FEWEST_PLACES = 4
 """Messages that are received at a time; more, as long as they fit `max_pending_bytes` at their largest."""
 

@@ -24,7 +24,7 @@ from protos.embedding.v1 import embedding_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
 _WINDOW_BYTES = 4 * 1024 * 1024
-"""Of requests in flight on a stream and of answers that its client has not read; above it nothing more is read."""
+"""Requests in flight on a stream and answers that its client has not read: above it reading stops."""
 OVER = Failure(Code.UNAVAILABLE, "this stream is over: open a new one, and send there what has no answer yet")
 
 

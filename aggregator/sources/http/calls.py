@@ -19,7 +19,7 @@ from aggregator.sources.http.exchange import Exchange
 from aggregator.sources.wire.decode import SMALL_BYTES
 
 _BYTES_PER_S = 16.0 * 1024 * 1024
-"""Of all large bodies together: reading them faster would hold up the event loop, and so all other callers.
+"""The rate of all large bodies together: reading them faster would hold up the event loop, and so all other callers.
 
 Refused bodies are drained at this rate too, under a limit of their own, so that they slow no accepted one.
 """

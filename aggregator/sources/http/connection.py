@@ -18,12 +18,12 @@ from aggregator.sources.http.exchange import Exchange
 from aggregator.sources.http.service import OpenAIService
 
 _MAX_HEAD_BYTES = 16 * 1024
-"""Of a request line and its headers, as `Limits.max_metadata_bytes`; and of what frames the chunks of a body."""
+"""The largest request line with its headers, as `Limits.max_metadata_bytes`; and the largest framing of a body."""
 _MAX_HEADERS = 128  # far more than clients and proxies send
 _SLICE_BYTES = 4096
-"""Parsed at a time, but for a body of known length: every request in it is taken before the first is served."""
+"""Bytes parsed at a time, except in a body of known length: all requests in them precede the first answer."""
 _MAX_HELD_BYTES = 64 * 1024
-"""Of further requests while one is served: above it nothing more is read."""
+"""Bytes of further requests while one is served: above it reading stops."""
 _PATIENCE_S = 5.0
 """The longest that a body may take to arrive, as over gRPC."""
 _LINGER_S = 2.0
@@ -41,7 +41,7 @@ class Connection(Pooled):
     _held = b""
     _wait_s = 0.0
     _head_bytes = _headers = _hosts = _unproductive = 0
-    """Of the head that is parsed now; and the bytes since the last of a body."""
+    """Sizes of the head that is parsed now; and the bytes since the last byte of a body."""
     _is_advancing = _is_broken = _is_busy = _is_closing = _is_full = False
     _is_paused = _is_resting = _is_serving = False
 

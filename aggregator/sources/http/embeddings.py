@@ -255,7 +255,7 @@ _COHERE_INPUT_TYPES = {
 _COHERE_TRUNCATE = {"NONE": pb.TRUNCATE_NONE, "START": pb.TRUNCATE_START, "END": pb.TRUNCATE_END}
 _CohereType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 _COHERE_TYPES = 6
-"""As many as there are: each is written once."""
+"""Cohere has so many, and a response has each once."""
 
 
 class _Content(msgspec.Struct, forbid_unknown_fields=True):

@@ -23,10 +23,10 @@ from protos.generation.v1 import generation_pb2 as pb
 
 DONE = b"data: [DONE]\n\n"
 _DEFAULT_COMPLETION_TOKENS = 16
-"""Of a completion that names no max_tokens, as at OpenAI."""
+"""The max_tokens of a completion that names none, as at OpenAI."""
 _MAX_TOP_LOGPROBS = 20  # as at OpenAI
 _MAX_MESSAGES, _MAX_STOPS, _MAX_STOP_IDS = 1024, 16, 128
-"""As over gRPC."""
+"""The limits over gRPC."""
 _FINISH: dict[int, str] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 
 _CONTINUES, _CONTINUATION = 0xC0, 0x80
@@ -39,7 +39,7 @@ _SEEDS = range(-(2**63), 2**63)
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Of a stream: whether a last event has the usage."""
+    """The options of a stream: whether a last event has the usage."""
 
     include_usage: bool | None = None
 

@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 _HANDSHAKE_S = 20.0  # a distant client on a bad line takes some seconds
 _BACKLOG = 1024  # connections that wait to be accepted: all clients come back at once after a restart
 _MAX_INPUTS = 2048
-"""Of one request, as at OpenAI."""
+"""The most inputs of one request, as at OpenAI."""
 _IDLE_GRACE_S = 1.0
 """At a stop, how long an idle connection may still send a request, which is answered with `Connection: close`."""
 

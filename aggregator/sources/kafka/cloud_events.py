@@ -19,7 +19,7 @@ from aggregator.sources.wire.message import check_marks, json_object
 from aggregator.sources.wire.values import JSON, RESPONSES
 
 ATTRIBUTES: Final = {"ce_id": "id", "ce_expirytime": "expirytime", "ce_correlationid": "correlationid"}
-"""The headers of a binary event that are read, beside its version, and what they are in a structured one."""
+"""The headers of a binary event that are read, beside its version; and their names in a structured event."""
 VERSION_HEADER: Final = "ce_specversion"
 STRUCTURED: Final = b"application/cloudevents+json"
 _VERSION = "1.0"
@@ -57,7 +57,7 @@ class AskingEvent:
 
 
 def asking_event(found: Mapping[str, bytes], *, structured: bool) -> AskingEvent | None:
-    """Of a record with these headers; None if it is no event."""
+    """The event of a record with these headers; None if it is no event."""
     if not structured and found.get(VERSION_HEADER) != _VERSION.encode():
         return None
     event_id, correlation_id = (

@@ -265,7 +265,7 @@ def _route(headers: Sequence[Header], intake: TopicIntake, found: Mapping[str, b
 
 
 def _reply_in_json(route: ReplyRoute) -> None:
-    """Of a record with headers, which has the route to itself."""
+    """Let the reply be JSON. The route is the record's own, as it has headers."""
     route.json, route.headers = True, [("content-type", JSON), *route.headers[1:]]
 
 

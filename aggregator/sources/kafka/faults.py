@@ -171,7 +171,7 @@ def _records(
 
 
 def _old_records(batch: bytes, tp: TopicPartition) -> tuple[Sequence[RawRecord], int]:
-    """Of a batch in a format that Kafka wrote before version 0.11: it has no headers."""
+    """The records of a batch in the format before Kafka 0.11, which has no headers; and the offset after it."""
     read = MemoryRecords(batch).next_batch()
     if read is None or not read.validate_crc():
         raise ValueError("the checksum is wrong")

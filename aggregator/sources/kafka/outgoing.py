@@ -33,10 +33,10 @@ class OutgoingRecord:
 
 
 DeliveryResult = Exception | None
-"""Of one record: None if the broker acknowledged it, else why it never will."""
+"""The result for one record: None if the broker acknowledged it, else why it never will."""
 
 Delivered = Sequence[tuple[int, DeliveryResult]]
-"""Of some of the records sent: the position and the delivery result of each."""
+"""The position and the delivery result of some of the records sent."""
 
 
 def spread(

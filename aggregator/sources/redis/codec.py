@@ -21,7 +21,7 @@ _ECHOED = (b"correlation_id", b"traceparent", b"tracestate")
 """Fields that are copied to the reply."""
 LIST = "list:"
 MAX_OTHER_BYTES = 64 * 1024
-"""Of all fields of an entry but its value."""
+"""The largest size of an entry's fields without its value."""
 _MOST_DIGITS = 20  # of a size or time, before it is taken for one
 _FIRST_MS = 1e11
 """The year 5138 in seconds, 1973 in milliseconds: a larger number was never meant as seconds."""
@@ -45,7 +45,7 @@ class StreamIntake:
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """As Redis's commands begin."""
+        """The first arguments of Redis's commands for the group."""
         return self.stream, self.group_id, self.consumer
 
 

@@ -24,7 +24,7 @@ from protos.embedding.v1 import embedding_pb2 as pb
 SMALL_BYTES = 32 * 1024
 """Fewer bytes are parsed faster than they are checked, and cannot hold much."""
 MAX_TOKEN_IDS = 1 << 20
-"""Of one request; they are held as 4 bytes each."""
+"""The most token ids of one request; they are held as 4 bytes each."""
 
 _FIELDS_PER_INPUT = 4  # one has two: its content, and its number of tokens
 _OTHER_FIELDS = 64  # a request has 12 besides its inputs
@@ -60,7 +60,7 @@ def check(data: bytes, max_inputs: int) -> None:
 
 
 def _parts(data: bytes, start: int, end: int, max_inputs: int) -> Iterator[tuple[int, int]]:
-    """Of each field of an Input, its chunks beyond the first, and its token ids."""
+    """The chunks beyond the first, and the token ids, in each field of an Input."""
     for number, wire_type, begins, ends in () if _is_one_text(data, start, end) else fields(data, start, end):
         chunks = token_ids = 0
         if number == _CHUNKS and wire_type == BYTES:
@@ -297,7 +297,7 @@ def _packed_ids(ids: Sequence[int]) -> bytes | None:
 
 
 def options_of(truncate: int, truncate_to: int) -> Options:
-    """Of a request for scores, which are never normalised. Raises InvalidRequest."""
+    """The options of a request for scores, which are never normalised. Raises InvalidRequest."""
     return _checked_options(0, _FLOAT32, False, truncate or _NO_TRUNCATION, 0, truncate_to)
 
 

@@ -34,7 +34,7 @@ RESPONSES: dict[Task, type[pb.EmbedResponse | GenerateResponse | RankResponse]] 
     Task.SCORE: RankResponse,
 }
 TASKS = {"embed": Task.EMBED, "generate": Task.GENERATE, "rank": Task.SCORE}
-"""Of the requests of a topic or stream, by the name in its settings."""
+"""The task of a topic's or stream's requests, by its name in the settings."""
 
 PROTOBUF: Final = b"application/x-protobuf"
 JSON: Final = b"application/json"

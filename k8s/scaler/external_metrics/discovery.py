@@ -39,7 +39,7 @@ DOCUMENTS: Mapping[str, Document] = {
     "/openapi/v2": {"swagger": "2.0", "info": {"title": "tokenbatch", "version": VERSION}, "paths": {}},
     "/openapi/v3": {"paths": {}},
 }
-"""By path."""
+"""The documents by path."""
 
 
 def status(code: int, reason: str, message: str) -> Document:
