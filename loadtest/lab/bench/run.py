@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from loadtest.lab.bench import model_server, plots
-from loadtest.lab.bench.calls import front_door, isolation, live_page, one_in_flight, over_http, rerank, unary_cpu
+from loadtest.lab.bench.calls import front_door, int8, isolation, live_page, one_in_flight, over_http, rerank, unary_cpu
 from loadtest.lab.bench.figures import RESULTS, Figure, append, table
 from loadtest.lab.bench.generation import beside_vllm
 from loadtest.lab.bench.mixed import measure as mixed
@@ -32,6 +32,7 @@ BENCHES = {
     over_http.NAME: over_http.measure,
     redis_through.NAME: redis_through.measure,
     unary_cpu.NAME: unary_cpu.measure,
+    int8.NAME: int8.measure,
     isolation.NAME: isolation.measure,
     rerank.NAME: rerank.measure,
     growth.NAME: growth.measure,

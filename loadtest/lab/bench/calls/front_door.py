@@ -1,21 +1,15 @@
-"""P1: 1, 64 and 256 callers, one query a call, beside what users run today, in turns; and how good the vectors are.
-
-Embeddings are compared with those of sentence-transformers in float32: the mean cosine, and for questions asked of the
-others the share of the ten nearest that are the same.
-"""
+"""P1: 1, 64 and 256 callers, one query a call, beside what users run today, in turns; and how good the vectors are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-import numpy as np
-from numpy.typing import NDArray
-
 from loadtest.lab.bench import peers
 from loadtest.lab.bench.figures import Figure
-from loadtest.lab.bench.setting import Plan, texts
-from loadtest.lab.bench.sides import Load, OpenAI, Side, Turn, both_sides, paused, ratio, timed, usual
+from loadtest.lab.bench.quality import quality
+from loadtest.lab.bench.setting import Plan
+from loadtest.lab.bench.sides import Load, Side, Turn, both_sides, paused, ratio, timed, usual
 from loadtest.lab.bench.turns import Medians
 
 NAME = "P1"
@@ -41,7 +35,6 @@ _BOUNDS = {
 }
 _STREAM = "ours_64_stream"
 _LISTS = Load(4, 32)
-_ASKED, _TEXTS, _NEAREST = 500, 3000, 10
 
 
 def measure(plan: Plan) -> list[Figure]:
@@ -66,7 +59,7 @@ def measure(plan: Plan) -> list[Figure]:
         kinds |= {f"{name}_lists": (sides[name], _LISTS) for name in ("ours", "vllm")}
         found = timed(NAME, plan, kinds, _TURN_S)
         notes = f"turns of {_TURN_S:g} s, MiniLM {ours.dtype} (stock: its own choice)"
-        return [*figures(found, plan.repeats, notes), *_quality(plan, sides)]
+        return [*figures(found, plan.repeats, notes), *quality(NAME, plan, sides)]
 
 
 def figures(found: Mapping[str, Sequence[Turn]], repeats: int, notes: str) -> list[Figure]:
@@ -84,34 +77,3 @@ def figures(found: Mapping[str, Sequence[Turn]], repeats: int, notes: str) -> li
         ratio(medians, found, "stream_over_calls", (_STREAM, "ours_64")),
         ratio(medians, found, "lists_over_vllm", ("ours_lists", "vllm_lists")),
     ]
-
-
-def _quality(plan: Plan, sides: Mapping[str, Side]) -> list[Figure]:
-    asked = texts(round(_TEXTS * min(1.0, plan.turn_share)))
-    with peers.fastapi(plan.folder, "float32") as exact:
-        wanted = _normalized(OpenAI(exact).embeddings(asked))
-    nearest = _nearest(wanted)
-    medians = Medians(NAME, 1, f"beside float32, {len(asked)} questions, of which {len(nearest)} are asked")
-    figures: list[Figure] = []
-    for name, side in sides.items():
-        found = _normalized(side.embeddings(asked))
-        same = [len(set(one) & set(other)) / _NEAREST for one, other in zip(_nearest(found), nearest, strict=True)]
-        cosine = float(np.mean(np.sum(found * wanted, axis=1)))
-        figures += [
-            medians.of(f"{name}_cosine", "cosine", [cosine]),
-            medians.of(f"{name}_same_nearest", "share", [float(np.mean(same))]),
-        ]
-    return figures
-
-
-def _nearest(embeddings: NDArray[np.float32]) -> list[list[int]]:
-    """Of each question that is asked the ten others that are nearest to it."""
-    scores = embeddings[:_ASKED] @ embeddings.T
-    np.fill_diagonal(scores, -np.inf)
-    rows: list[list[int]] = np.argsort(-scores, axis=1)[:, :_NEAREST].tolist()
-    return rows
-
-
-def _normalized(embeddings: NDArray[np.float32]) -> NDArray[np.float32]:
-    lengths: NDArray[np.float32] = np.linalg.norm(embeddings, axis=1, keepdims=True)
-    return embeddings / lengths
