@@ -202,6 +202,11 @@ class StepLoad:
     embedding_tokens: int = 0
     by_name: Mapping[str, int] = field(default_factory=dict[str, int])
 
+    def shares_s(self, duration_s: float) -> dict[str, float]:
+        """The part of a step of this duration that each sequence and embedding took, by its tokens."""
+        each_s = duration_s / max(1, sum(self.by_name.values()))
+        return {name: tokens * each_s for name, tokens in self.by_name.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:

@@ -203,10 +203,9 @@ class EmbeddingBatches:
             batch.tokens += load.prefill_tokens + load.embedding_tokens
             batch.duration_s += duration_s
             batch.decoding = max(batch.decoding, load.decoding)
-        each_s = duration_s / max(1, sum(load.by_name.values()))
-        for name, tokens in load.by_name.items():
+        for name, share_s in load.shares_s(duration_s).items():
             if (owner := self._owners.get(name)) is not None:
-                owner.engine_s += tokens * each_s
+                owner.engine_s += share_s
         for each in new:
             self._place(each)
         self._on_step(

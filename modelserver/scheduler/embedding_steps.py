@@ -1,4 +1,4 @@
-"""The steps of a model that embeds: run the batches of the next step, deliver to each its vectors, isolate failures."""
+"""The steps of a model that embeds: execute the next one, deliver to each batch its vectors, isolate failures."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class EmbeddingSteps:
         return self._next is not None
 
     def execute(self, engine: Engine) -> None:
-        assert self._next is not None, "A step is run that was not waited for. This is a bug."
+        assert self._next is not None, "A step is executed that was not waited for. This is a bug."
         batches, composition = self._next.selection.batches, self._next.selection.composition
         try:
             step = self._next.step or self._prepare(batches)
@@ -84,7 +84,7 @@ class EmbeddingSteps:
         _deliver(self._queue.drain(), NotServing(reason))
 
     def _fail(self, engine: Engine, batches: Sequence[QueuedBatch], composition: Composition, error: Exception) -> None:
-        """Run a merged step's batches again, each by itself; report a single one. Raises EngineBroken."""
+        """Queue a merged step's batches again, each isolated; report a single one's failure. Raises EngineBroken."""
         self.failures += 1
         self._on_failed_step(composition)
         merged = composition is Composition.MERGED

@@ -224,10 +224,9 @@ class GenerationSteps:
     ) -> None:
         # Callers without a new token get the step as well: no message would mean that the server hangs.
         callers = dict.fromkeys(sequence.outbox for sequence in self._sequences.values())
-        each_s = duration_s / max(1, sum(load.by_name.values()))
-        for name, tokens in load.by_name.items():
+        for name, share_s in load.shares_s(duration_s).items():
             if (sequence := self._sequences.get(name)) is not None:
-                sequence.outbox.charge(sequence.account, tokens * each_s)
+                sequence.outbox.charge(sequence.account, share_s)
         for each in new:
             sequence = self._sequences.get(each.name)
             if sequence is None:

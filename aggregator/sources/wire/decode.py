@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from math import inf
 
@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from aggregator.errors import InvalidRequest
 from aggregator.request.request import Chunks, Defaults, Failure, Input, Options, Outcome, Request
 from aggregator.sources.wire.fields import BYTES, MAX_INT32, ONE_BYTE, count_token_ids, fields
-from aggregator.sources.wire.message import OTHER_MARKS, check_marks, json_object, new_request
+from aggregator.sources.wire.message import OTHER_MARKS, check_marks, decode_checked, json_object, new_request
 from protos.embedding.v1 import embedding_pb2 as pb
 
 SMALL_BYTES = 32 * 1024
@@ -107,11 +107,7 @@ _FLOAT32, _NO_TRUNCATION = int(pb.ENCODING_FLOAT32), int(pb.TRUNCATE_NONE)
 
 def decode_embed(data: bytes, max_inputs: int) -> pb.EmbedRequest:
     """The message in these bytes. Raises InvalidRequest if it is above a limit or not a message."""
-    try:
-        check(data, max_inputs)
-        return pb.EmbedRequest.FromString(data)
-    except DecodeError:
-        raise InvalidRequest("the message is not an embedding.v1.EmbedRequest: it cannot be decoded") from None
+    return decode_checked(pb.EmbedRequest, data, partial(check, max_inputs=max_inputs))
 
 
 _FIELD_NAMES = {name: field for field in pb.EmbedRequest.DESCRIPTOR.fields for name in (field.name, field.json_name)}

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from math import inf
 
 from google.protobuf.json_format import ParseDict
-from google.protobuf.message import DecodeError
 
 from aggregator.errors import InvalidRequest
 from aggregator.request.generation import Generation
@@ -16,7 +15,7 @@ from aggregator.request.request import Defaults, Options, Request
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS, SMALL_BYTES
 from aggregator.sources.wire.encode import fill_status
 from aggregator.sources.wire.fields import BYTES, MAX_INT32, count_token_ids, fields
-from aggregator.sources.wire.message import json_object, new_request
+from aggregator.sources.wire.message import decode_checked, json_object, new_request
 from protos.generation.v1 import generation_pb2 as pb
 
 _MAX_MESSAGES = 1024  # a chat's turns
@@ -70,11 +69,7 @@ def check(data: bytes) -> None:
 
 def decode_generate(data: bytes) -> pb.GenerateRequest:
     """Decode a message. Raises InvalidRequest."""
-    try:
-        check(data)
-        return pb.GenerateRequest.FromString(data)
-    except DecodeError:
-        raise InvalidRequest("the message is not a generation.v1.GenerateRequest: it cannot be decoded") from None
+    return decode_checked(pb.GenerateRequest, data, check)
 
 
 def decode_generate_json(data: bytes) -> pb.GenerateRequest:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
 
 from aggregator.errors import InvalidRequest, Undecodable
 from aggregator.request.generation import Generation
@@ -16,6 +19,7 @@ from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest
 from protos.ranking.v1.ranking_pb2 import RankRequest, ScoreRequest
 
+M = TypeVar("M", pb.EmbedRequest, GenerateRequest, RankRequest, ScoreRequest)
 Message = pb.EmbedRequest | GenerateRequest | RankRequest | ScoreRequest
 _MARKS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
 """The bytes that begin one or more Python objects: a string, an object, an array."""
@@ -26,6 +30,15 @@ _PRIORITIES: dict[int, Priority] = {
     pb.PRIORITY_DEFAULT: Priority.DEFAULT,
     pb.PRIORITY_BACKGROUND: Priority.BACKGROUND,
 }
+
+
+def decode_checked(kind: type[M], data: bytes, check: Callable[[bytes], None]) -> M:
+    """The message in these bytes. Raises InvalidRequest if `check` does, or if they are no such message."""
+    try:
+        check(data)
+        return kind.FromString(data)
+    except DecodeError:
+        raise InvalidRequest(f"the message cannot be decoded as {kind.DESCRIPTOR.full_name}") from None
 
 
 def json_object(value: bytes) -> dict[str, object]:

@@ -7,7 +7,6 @@ from itertools import islice
 from math import inf
 
 from google.protobuf.json_format import ParseDict
-from google.protobuf.message import DecodeError
 
 from aggregator.errors import Code, InvalidRequest
 from aggregator.request.request import Defaults, Failure, Outcome, Request, Scoring
@@ -15,7 +14,7 @@ from aggregator.request.vector import Vector
 from aggregator.sources.wire.decode import SMALL_BYTES, options_of
 from aggregator.sources.wire.encode import fill_status, fill_summary
 from aggregator.sources.wire.fields import fields
-from aggregator.sources.wire.message import check_marks, json_object, new_request
+from aggregator.sources.wire.message import check_marks, decode_checked, json_object, new_request
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.ranking.v1 import ranking_pb2 as pb
 
@@ -38,20 +37,12 @@ def check(data: bytes) -> None:
 
 def decode_rank(data: bytes) -> pb.RankRequest:
     """Raises InvalidRequest."""
-    try:
-        check(data)
-        return pb.RankRequest.FromString(data)
-    except DecodeError:
-        raise InvalidRequest("the message is not a ranking.v1.RankRequest: it cannot be decoded") from None
+    return decode_checked(pb.RankRequest, data, check)
 
 
 def decode_score(data: bytes) -> pb.ScoreRequest:
     """Raises InvalidRequest."""
-    try:
-        check(data)
-        return pb.ScoreRequest.FromString(data)
-    except DecodeError:
-        raise InvalidRequest("the message is not a ranking.v1.ScoreRequest: it cannot be decoded") from None
+    return decode_checked(pb.ScoreRequest, data, check)
 
 
 def decode_rank_json(data: bytes) -> pb.RankRequest:

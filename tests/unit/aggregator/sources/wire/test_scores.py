@@ -88,7 +88,7 @@ def test_too_many_fields_are_not_parsed() -> None:
 
 @pytest.mark.parametrize("decode", [scores.decode_rank, scores.decode_score])
 def test_bytes_that_are_no_message_are_refused_by_its_name(decode: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"not a ranking\.v1\."):
+    with pytest.raises(InvalidRequest, match=r"decoded as ranking\.v1\."):
         decode(b"\xff" * 20)
 
 
