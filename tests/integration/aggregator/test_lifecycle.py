@@ -10,10 +10,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from loadtest.stack.service import ModelServer
-from tests.support.kafka_client import KafkaClient, committed, open_kafka_client, query, read
-from tests.support.processes import NewServer, Running, StartAggregator, StartServer, synthetic
+from tests.support.kafka_client import KafkaClient, open_kafka_client, query, read
+from tests.support.processes import Running, StartAggregator, StartServer, synthetic
 from tests.support.scrape import metrics
-from tests.support.until import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -101,30 +100,3 @@ async def test_what_a_killed_aggregator_left_is_done_again_under_the_same_reply_
         assert answered
         await asyncio.to_thread(start_aggregator, steady, topics=first.topics, settings=settings)
     assert COUNT > duplicates(desk) > 0
-
-
-async def test_without_a_model_server_records_wait_in_kafka(
-    start_aggregator: StartAggregator, new_server: NewServer
-) -> None:
-    server = new_server()
-    running = start_aggregator(server, ready=False)
-    await until(lambda: "aggregator started" in running.process.child.log.text(), every_s=0.1)
-    async with open_kafka_client(running.kafka, running.topics) as desk:
-        await desk.produce(*(query(f"question {number}", f"q-{number}") for number in range(100)))
-        await desk.until(lambda: metrics(running.process.metrics_address).value("embed_consumer_paused") == 2)
-        await desk.linger(2.0)
-        assert not desk.replies
-        assert not desk.dead_letters
-        assert set((await committed(running.kafka, running.group)).values()) == {0}
-        assert metrics(running.process.metrics_address).value("embed_consumer_paused") == 2
-        await desk.produce(*(query(f"question {number}", f"q-{number}") for number in range(100, 200)))
-        # What was read before the topic was paused waits here, at most the first hundred; the rest stays in Kafka.
-        await desk.until(lambda: metrics(running.process.metrics_address).value("embed_consumer_lag") >= 100)
-        assert not desk.replies
-        await asyncio.to_thread(server.start)
-        await desk.until(lambda: len(desk.replies) == 200)
-        await desk.until_committed(running.group)
-        assert {answer.status.code for answer in desk.answers().values()} == {0}
-        assert len(desk.answers()) == 200
-    shown = metrics(running.process.metrics_address)
-    assert shown.value("embed_consumer_paused") == shown.value("embed_consumer_lag") == 0

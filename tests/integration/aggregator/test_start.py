@@ -118,14 +118,6 @@ def test_an_unreachable_broker_ends_the_start_in_time() -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_a_missing_topic_ends_the_start_where_none_may_be_created(kafka: KafkaBroker) -> None:
-    ended = aggregator(**topics("absent"), KAFKA__BOOTSTRAP_SERVERS=kafka.bootstrap)
-    assert ended.returncode == 2
-    assert "topics absent.requests, absent.replies, absent.requests-dlt are missing" in ended.stderr
-    assert "set kafka.create_topics to true" in ended.stderr
-    assert "Traceback" not in ended.stderr
-
-
 @pytest.mark.parametrize(
     ("setting", "says"),
     [

@@ -15,6 +15,7 @@ from aggregator.request.request import Request
 from aggregator.sources.wire import encode as serialized
 from modelserver.engines.synthetic import vectors
 from protos.embedding.v1 import embedding_pb2 as pb
+from tests.integration.frontdoor.test_http import OpenDoor
 from tests.support.listening import DESCRIPTION, MODEL_FOLDER, ask, floats, listening, refused, slow_engine
 
 REFERENCE = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
@@ -130,11 +131,12 @@ async def test_each_input_of_a_call_has_its_own_status() -> None:
         ("rain", {"model_revision": "r9"}, grpc.StatusCode.NOT_FOUND),
     ],
 )
+@pytest.mark.asyncio(loop_scope="module")
 async def test_one_and_many_inputs_are_refused_by_the_same_rules(
-    count: int, text: str, fields: dict[str, Any], code: grpc.StatusCode
+    open_door: OpenDoor, count: int, text: str, fields: dict[str, Any], code: grpc.StatusCode
 ) -> None:
-    async with listening() as door:
-        error = await refused(door.stub.Embed(ask(*[text] * count, **fields)), code)
+    door, _ = open_door
+    error = await refused(door.stub.Embed(ask(*[text] * count, **fields)), code)
     assert error.details()
 
 

@@ -21,10 +21,11 @@ from tests.support.until import until
 
 TEXTS = ["who wrote hamlet", "rain", "Überraschung 東京", "a b c d"]
 OPEN: dict[str, Any] = {"http": {"bind": "127.0.0.1:0"}}
+OpenDoor = tuple[Listening, aiohttp.ClientSession]
 
 
 @asynccontextmanager
-async def http_door(*engines: Any, **options: Any) -> AsyncGenerator[tuple[Listening, aiohttp.ClientSession]]:
+async def http_door(*engines: Any, **options: Any) -> AsyncGenerator[OpenDoor]:
     """A front door that serves HTTP, and a client of it."""
     settings = {**OPEN, **options.pop("settings", {})}
     async with (
@@ -91,16 +92,19 @@ async def test_the_answer_is_in_openai_s_form_and_says_where_its_time_went() -> 
     ],
     ids=str,
 )
-async def test_an_option_asks_for_what_grpc_s_does(fields: dict[str, Any], asked: dict[str, Any]) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_option_asks_for_what_grpc_s_does(
+    open_door: OpenDoor, fields: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    door, session = open_door
     text = "rain " * 100 if "truncate" in asked else "rain"
-    async with http_door() as (door, session):
-        by_grpc = (await door.stub.Embed(ask(text, **asked))).embeddings[0]
-        body = {"input": text, "encoding_format": "base64", **fields}
-        status, answer, _ = await embed(session, body)
-        assert status == 200, answer
-        found = answer["data"][0]
-        assert b64decode(found["embedding"]) == by_grpc.embedding
-        assert found.get("scale", 0.0) == pytest.approx(by_grpc.scale)
+    by_grpc = (await door.stub.Embed(ask(text, **asked))).embeddings[0]
+    body = {"input": text, "encoding_format": "base64", **fields}
+    status, answer, _ = await embed(session, body)
+    assert status == 200, answer
+    found = answer["data"][0]
+    assert b64decode(found["embedding"]) == by_grpc.embedding
+    assert found.get("scale", 0.0) == pytest.approx(by_grpc.scale)
 
 
 async def test_an_input_is_truncated_to_the_tokens_asked_for() -> None:
@@ -202,17 +206,20 @@ BAD: list[tuple[str, object, int, str | None, str]] = [
 @pytest.mark.parametrize(
     ("body", "status", "param", "words"), [case[1:] for case in BAD], ids=[case[0] for case in BAD]
 )
-async def test_bad_input_is_named(body: object, status: int, param: str | None, words: str) -> None:
-    async with http_door() as (door, session):
-        found, answer, headers = await embed(session, body)
-        error = answer["error"]
-        assert (found, error["param"]) == (status, param), error
-        assert words in error["message"]
-        assert len(error["message"]) < 400
-        assert error["type"] == "invalid_request_error"
-        assert headers["x-should-retry"] == "false"
-        assert (await embed(session, {"input": "a"}))[0] == 200, "the same connection serves the next one"
-        assert door.held_tokens == 0
+@pytest.mark.asyncio(loop_scope="module")
+async def test_bad_input_is_named(
+    open_door: OpenDoor, body: object, status: int, param: str | None, words: str
+) -> None:
+    door, session = open_door
+    found, answer, headers = await embed(session, body)
+    error = answer["error"]
+    assert (found, error["param"]) == (status, param), error
+    assert words in error["message"]
+    assert len(error["message"]) < 400
+    assert error["type"] == "invalid_request_error"
+    assert headers["x-should-retry"] == "false"
+    assert (await embed(session, {"input": "a"}))[0] == 200, "the same connection serves the next one"
+    assert door.held_tokens == 0
 
 
 async def test_a_large_list_of_texts_full_of_quotes_is_taken() -> None:
@@ -272,9 +279,10 @@ async def test_a_deadline_comes_from_either_header() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["identity", "Identity", "IDENTITY ", ""])
-async def test_a_body_that_is_sent_as_it_is_may_say_so(encoding: str) -> None:
-    async with http_door() as (_, session):
-        assert (await embed(session, {"input": "a"}, headers={"content-encoding": encoding}))[0] == 200
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_body_that_is_sent_as_it_is_may_say_so(open_door: OpenDoor, encoding: str) -> None:
+    _, session = open_door
+    assert (await embed(session, {"input": "a"}, headers={"content-encoding": encoding}))[0] == 200
 
 
 async def test_an_overload_says_when_to_come_again() -> None:

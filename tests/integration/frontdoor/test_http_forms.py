@@ -11,7 +11,7 @@ import pytest
 
 from modelserver.engines.synthetic import vectors
 from tests.integration.frontdoor.http_fields import PAGE, page
-from tests.integration.frontdoor.test_http import http_door
+from tests.integration.frontdoor.test_http import OpenDoor, http_door
 from tests.support.listening import DESCRIPTION, tokenizer
 
 TEXTS = ["who wrote hamlet", "rain in spain"]
@@ -38,15 +38,16 @@ async def floats(session: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "binary", "ubinary"])
-async def test_voyage_s_dtypes_are_numbers_of_the_vector_also_as_base64(dtype: str) -> None:
-    async with http_door() as (_, session):
-        right = quantized(await floats(session), dtype)
-        body = {"input": TEXTS, "output_dtype": dtype}
-        _, numbers, _ = await post(session, "/v1/embeddings", body)
-        _, base64, _ = await post(session, "/v1/embeddings", {**body, "encoding_format": "base64"})
-        assert [each["embedding"] for each in numbers["data"]] == right
-        read_as = np.int8 if dtype in {"int8", "binary"} else np.uint8
-        assert [np.frombuffer(b64decode(each["embedding"]), read_as).tolist() for each in base64["data"]] == right
+@pytest.mark.asyncio(loop_scope="module")
+async def test_voyage_s_dtypes_are_numbers_of_the_vector_also_as_base64(open_door: OpenDoor, dtype: str) -> None:
+    _, session = open_door
+    right = quantized(await floats(session), dtype)
+    body = {"input": TEXTS, "output_dtype": dtype}
+    _, numbers, _ = await post(session, "/v1/embeddings", body)
+    _, base64, _ = await post(session, "/v1/embeddings", {**body, "encoding_format": "base64"})
+    assert [each["embedding"] for each in numbers["data"]] == right
+    read_as = np.int8 if dtype in {"int8", "binary"} else np.uint8
+    assert [np.frombuffer(b64decode(each["embedding"]), read_as).tolist() for each in base64["data"]] == right
 
 
 async def test_cohere_gets_every_type_at_once() -> None:
@@ -78,14 +79,17 @@ COHERE: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("cohere", "openai"), COHERE, ids=str)
-async def test_cohere_s_options_ask_for_what_openai_s_do(cohere: dict[str, Any], openai: dict[str, Any]) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_cohere_s_options_ask_for_what_openai_s_do(
+    open_door: OpenDoor, cohere: dict[str, Any], openai: dict[str, Any]
+) -> None:
+    _, session = open_door
     text = "one two three four five six seven"
-    async with http_door() as (_, session):
-        inputs = [{"content": [{"type": "text", "text": text}]}]
-        _, answer, _ = await post(session, "/v2/embed", {"inputs": inputs, **cohere})
-        _, right, _ = await post(session, "/v1/embeddings", {"input": text, **openai})
-        _, plain, _ = await post(session, "/v1/embeddings", {"input": text})
-        assert answer["embeddings"]["float"] == [right["data"][0]["embedding"]] != [plain["data"][0]["embedding"]]
+    inputs = [{"content": [{"type": "text", "text": text}]}]
+    _, answer, _ = await post(session, "/v2/embed", {"inputs": inputs, **cohere})
+    _, right, _ = await post(session, "/v1/embeddings", {"input": text, **openai})
+    _, plain, _ = await post(session, "/v1/embeddings", {"input": text})
+    assert answer["embeddings"]["float"] == [right["data"][0]["embedding"]] != [plain["data"][0]["embedding"]]
 
 
 def of_chunks(*texts: str) -> list[list[float]]:
@@ -142,12 +146,15 @@ async def test_jina_s_late_chunking_takes_the_inputs_as_chunks_of_one_document()
         ("/v1/embeddings", {"input": "a", "task": "retrieval.query"}, "task"),
     ],
 )
-async def test_what_is_refused_is_named_where_each_client_looks(path: str, body: dict[str, Any], named: str) -> None:
-    async with http_door() as (_, session):
-        status, answer, _ = await post(session, path, body)
-        assert status == 400
-        assert str(answer["error"]["param"]).startswith(named)
-        assert answer["error"]["message"] == answer["detail"] == answer["message"]
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_is_refused_is_named_where_each_client_looks(
+    open_door: OpenDoor, path: str, body: dict[str, Any], named: str
+) -> None:
+    _, session = open_door
+    status, answer, _ = await post(session, path, body)
+    assert status == 400
+    assert str(answer["error"]["param"]).startswith(named)
+    assert answer["error"]["message"] == answer["detail"] == answer["message"]
 
 
 async def test_vllm_s_bytes_are_the_vectors_and_a_header_says_where() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from modelserver.engines.synthetic import scores
 from tests.integration.frontdoor.http_fields import RANKS
@@ -24,6 +25,13 @@ DOCUMENTS = ["Paris is the capital.", "Berlin " * 60, "Rome", "naïve café"]
 @asynccontextmanager
 async def scoring(description: Any = RANKS) -> AsyncGenerator[Any]:
     async with http_door(slow_engine(description, compute=scores)) as (_, session):
+        yield session
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def ranking() -> AsyncGenerator[Any]:
+    """A client of one door for all refusals."""
+    async with scoring() as session:
         yield session
 
 
@@ -117,7 +125,9 @@ async def test_a_text_gets_its_classes() -> None:
         ("/v1/embeddings", {"input": "a"}, "model"),
     ],
 )
-async def test_a_refusal_names_the_field_as_it_was_sent(path: str, body: dict[str, Any], named: str) -> None:
-    async with scoring() as session:
-        status, answer, _ = await post(session, path, body)
-        assert (status, answer["error"]["param"]) == (400, named), answer
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_refusal_names_the_field_as_it_was_sent(
+    ranking: Any, path: str, body: dict[str, Any], named: str
+) -> None:
+    status, answer, _ = await post(ranking, path, body)
+    assert (status, answer["error"]["param"]) == (400, named), answer

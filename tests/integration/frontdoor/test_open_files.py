@@ -156,7 +156,6 @@ async def test_idle_callers_of_the_scaler_close_no_port_of_it(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("module", "files", "settings", "warning"),
     [
-        ("aggregator", 1024, {"KAFKA__ENABLED": "false", "HTTP__BIND": "127.0.0.1:0"}, (256, 4096, 8704)),
         ("modelserver", 512, {"ENGINE__KIND": "synthetic"}, (256, 512, 1024)),
         ("k8s.scaler", 200, {}, (50, 64, 640)),
     ],

@@ -19,7 +19,7 @@ from tests.support.processes import synthetic
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 SERVICE_CONFIG = read().files["channel/service_config.json"]
-CALLERS, PER_S, STOPS = 4, 100, 2
+CALLERS, PER_S, STOPS = 4, 50, 2
 
 
 async def test_aggregators_that_stop_or_crash_under_load_cost_no_caller_an_answer(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ async def test_intake_joins_anew_when_a_task_of_the_client_dies(
         assert intake.consumer.healthy
 
 
-@pytest.mark.parametrize("code", [-1, 24, 29, 30, 35, 41, 82, 999])
+@pytest.mark.parametrize("code", [-1, 30, 82, 999])
 async def test_whatever_a_heartbeat_is_answered_intake_goes_on(shared: RealCluster, code: int) -> None:
     topic = await shared.create_topic()
     async with reading(shared, shared.settings(topic)) as intake:

@@ -181,25 +181,3 @@ async def test_partitions_that_are_added_are_read_from_their_start(shared: RealC
                 complete(in_flight_records)
                 intake.in_flight_records.extend(in_flight_records)
         await until_committed(shared, topic, {0: 5, 1: 5, 2: 5})
-
-
-async def test_retention_that_overtakes_a_held_topic_is_counted(shared: RealCluster) -> None:
-    topic = await shared.create_topic()
-    async with reading(shared, shared.settings(topic)) as intake:
-        await produce(shared, records_of(topic, 5))
-        early = await intake.take(5)
-        intake.consumer.pause(frozenset({topic}))
-        # More than aiokafka fetches ahead, so that what is lost was not read.
-        for start in range(5, 13):
-            big = records_of(topic, 1, start=start)[0]
-            await produce(shared, [type(big)(topic, 0, big.key, b"x" * 900_000, [])])
-        await shared.expire(topic, 0, 12)
-        await asyncio.sleep(0.3)
-        intake.consumer.pause(frozenset())
-        offsets = [in_flight.offset for in_flight in await intake.take(1)]
-        while offsets[-1] < 12:
-            offsets += [in_flight.offset for in_flight in await intake.consumer.fetch()]
-        lost = intake.counts.records_lost.total
-        assert lost == 13 - 5 - len(offsets)
-        assert lost > 0
-        complete(early)
