@@ -163,7 +163,7 @@ async def test_every_query_of_dashboard_and_alerts_returns_data(stack: Stack) ->
             await asyncio.sleep(0.5)
 
 
-async def test_the_alerts_are_evaluated_and_tell_of_what_goes_wrong_here_and_of_nothing_else(stack: Stack) -> None:
+async def test_the_alerts_tell_of_what_goes_wrong_here_and_of_nothing_else(stack: Stack) -> None:
     async with traffic(stack):
         firing = await asyncio.to_thread(until_something_fires, stack.prometheus)
     assert firing == {"TokenbatchDeadLetters"}  # of the poison; the others wait for minutes

@@ -24,7 +24,7 @@ def models(**of_model: object) -> tuple[str, str]:
     return "--set-json", f"models={json.dumps([model])}"
 
 
-def test_it_has_servers_of_its_own_with_all_that_it_does_not_say_from_its_model() -> None:
+def test_it_has_its_own_servers_with_what_it_leaves_unsaid_of_its_model() -> None:
     objects = render("default", *models(canary=CANARY))
     for name, revision in ((NAME, "a"), (ON_TRIAL, "b")):
         told = yaml.safe_load(find(objects, "ConfigMap", name)["data"]["modelserver.yaml"])
@@ -87,7 +87,7 @@ def test_a_long_name_and_its_canary_are_names_of_kubernetes() -> None:
     ],
     ids=["its task", "both tasks", "a setting of generation", "a topic"],
 )
-def test_the_notes_say_what_is_on_trial_and_where_to_see_what_a_server_that_generates_holds(
+def test_the_notes_say_what_is_on_trial_and_where_to_see_what_it_holds(
     config: dict[str, object], topics: list[dict[str, str]]
 ) -> None:
     generating = {"name": "chat", "source": {"hub": "house/chat"}, "config": config}

@@ -52,7 +52,7 @@ def test_the_keda_example_asks_as_the_chart_does() -> None:
     assert example["spec"]["fallback"] == rendered["spec"]["fallback"]
 
 
-def test_the_keda_example_has_all_that_it_needs_with_the_values_that_it_names() -> None:
+def test_the_keda_example_has_all_that_it_needs_and_the_values_it_names() -> None:
     text = (ROOT / "k8s/examples/keda-scaledobject.yaml").read_text(encoding="utf-8")
     (example,) = objects(text)
     named = yaml.safe_load("\n".join(line.removeprefix("#     ") for line in text.splitlines() if "#     " in line))

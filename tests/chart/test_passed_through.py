@@ -54,7 +54,7 @@ def test_the_pod_of_helm_test_runs_as_the_aggregators_do() -> None:
 
 
 @pytest.mark.parametrize("part", PODS)
-def test_containers_and_volumes_come_besides_and_all_else_takes_the_place_of_what_it_names(part: str) -> None:
+def test_containers_and_volumes_are_added_and_all_else_replaces_its_like(part: str) -> None:
     plain = pod_specs(render("default"))[PODS[part]]
     mine: Object = {"name": "mine", "image": "mine:1", "securityContext": plain["containers"][0]["securityContext"]}
     volume, mount = {"name": "mine", "emptyDir": {}}, {"name": "mine", "mountPath": "/mine"}
@@ -97,7 +97,7 @@ def test_a_models_pods_alone_take_what_it_says() -> None:
     assert [specs[f"t-tokenbatch-{name}"]["hostname"] for name in "ab"] == ["server", "server"]
 
 
-def test_weights_come_from_an_object_store_by_an_init_container_or_as_an_image() -> None:
+def test_weights_come_from_an_object_store_by_init_container_or_as_image() -> None:
     fetch = {
         "name": "fetch",
         "image": "amazon/aws-cli:2",

@@ -63,7 +63,7 @@ def test_a_pod_meets_the_restricted_standard(spec: Object) -> None:
 
 
 @pytest.mark.parametrize("spec", list(specs()))
-def test_kubernetes_adds_no_environment_of_its_own_and_no_name_is_given_twice(spec: Object) -> None:
+def test_kubernetes_adds_no_environment_and_no_name_is_given_twice(spec: Object) -> None:
     assert spec["enableServiceLinks"] is False
     for container in spec["containers"]:
         names = [variable["name"] for variable in container.get("env", ())]
@@ -139,7 +139,7 @@ def test_every_settings_file_loads(case: str, tmp_path: Path) -> None:
         ("default", "", False),
     ],
 )
-def test_aggregators_are_told_of_models_that_scale_to_zero_and_of_no_others(
+def test_aggregators_are_told_only_of_models_that_scale_to_zero(
     case: str, values: str, zero: bool, tmp_path: Path
 ) -> None:
     objects = render(case, *(("--set", values) if values else ()))

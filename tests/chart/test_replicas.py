@@ -55,9 +55,7 @@ async def test_autoscaling_that_is_turned_on_takes_no_replicas_away(helm: int, t
 
 
 @pytest.mark.parametrize("helm", [3, 4])
-async def test_a_number_that_was_never_said_is_left_unsaid_so_that_a_roll_back_brings_none_back(
-    helm: int, tmp_path: Path
-) -> None:
+async def test_a_number_never_said_stays_unsaid_so_that_a_roll_back_brings_none(helm: int, tmp_path: Path) -> None:
     first = await rendered(tmp_path, helm, SCALED, {}, {})
     annotations = find(first, "Deployment", DEPLOYMENTS[0])["metadata"]["annotations"]
     later = await rendered(tmp_path, helm, SCALED, dict.fromkeys(DEPLOYMENTS, 5), annotations)
@@ -75,7 +73,7 @@ async def test_without_an_autoscaler_the_values_say_it(tmp_path: Path) -> None:
         assert find(objects, "Deployment", name)["spec"]["replicas"] == 3
 
 
-async def test_autoscaling_that_is_turned_off_leaves_as_many_as_there_are_where_the_values_say_nothing(
+async def test_autoscaling_turned_off_keeps_the_replicas_unless_the_values_say(
     tmp_path: Path,
 ) -> None:
     first = await rendered(tmp_path, 4, NONE, {}, {})
@@ -90,9 +88,7 @@ async def test_autoscaling_that_is_turned_off_leaves_as_many_as_there_are_where_
 
 
 @pytest.mark.parametrize("mode", ["hpa", "adapter", "none"])
-async def test_what_keda_scaled_to_none_is_not_left_asleep_by_an_upgrade_to_who_wakes_nothing(
-    mode: str, tmp_path: Path
-) -> None:
+async def test_an_upgrade_to_who_wakes_nothing_wakes_what_keda_scaled_to_none(mode: str, tmp_path: Path) -> None:
     done = await upgrade(tmp_path, 4, "default", f"autoscaling.mode={mode}", deployments({DEPLOYMENTS[1]: 0}))
     assert done.returncode != 0
     assert "Nothing was changed" in done.stderr

@@ -145,9 +145,7 @@ def test_a_model_from_a_volume_has_no_way_to_the_internet() -> None:
 
 
 @pytest.mark.parametrize(("value", "ports"), [("{1053}", [1053, 1053]), ("null", None)])
-def test_names_are_asked_for_at_these_ports_and_nowhere_where_there_are_none(
-    value: str, ports: list[int] | None
-) -> None:
+def test_names_are_asked_for_at_these_ports_and_nowhere_without_any(value: str, ports: list[int] | None) -> None:
     policy = find(render("default", "--set", f"networkPolicy.dnsPorts={value}"), "NetworkPolicy", "t-tokenbatch-dns")
     rules = policy["spec"]["egress"] or []
     assert [[port["port"] for port in rule["ports"]] for rule in rules] == ([ports] if ports else [])
@@ -193,7 +191,7 @@ def test_accounts_have_these_rights_and_no_others() -> None:
     }
 
 
-def test_without_the_metrics_api_the_scaler_has_no_rights_outside_its_namespace() -> None:
+def test_without_the_metrics_api_the_scaler_has_rights_in_one_namespace() -> None:
     assert all(place.startswith("ns/") for place, _, _ in rights(render("keda"))["t-tokenbatch-scaler"])
 
 
@@ -202,7 +200,7 @@ def test_with_certificates_of_others_the_scaler_writes_no_secret() -> None:
     assert of_secrets == {("ns/secrets", "embed-scaler-tls", "get")}
 
 
-def test_beside_an_adapter_the_scaler_has_no_rights_outside_its_namespace_either() -> None:
+def test_beside_an_adapter_the_scaler_has_rights_in_one_namespace_only() -> None:
     found = rights(render("adapter"))["t-tokenbatch-scaler"]
     assert {verbs for _, _, verbs in found} == {"get,list,watch", "get", "list"}
     assert ("ns/embed_scaler_figure", "*", "list") in found
@@ -217,7 +215,7 @@ def test_pods_that_ask_kubernetes_nothing_hold_no_token(case: str) -> None:
         assert spec.get("automountServiceAccountToken", True) is needs, name
 
 
-def test_redis_is_reached_by_the_aggregator_at_its_own_ports_and_by_nobody_else() -> None:
+def test_only_the_aggregator_reaches_redis_and_only_at_its_own_ports() -> None:
     on = ("--set=redis.enabled=true", r"--set=redis.servers=redis-0:6380\,redis-1:6381")
     without = edges(render("default"), "Egress")
     assert edges(render("default", *on), "Egress") - without == {

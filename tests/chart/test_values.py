@@ -140,7 +140,7 @@ def deployments(objects: list[Object]) -> dict[str, Object]:
     return {each["metadata"]["name"]: each for each in objects if each["kind"] == "Deployment"}
 
 
-def test_the_scaler_comes_of_the_aggregators_image_unless_it_has_one_of_its_own() -> None:
+def test_the_scaler_is_of_the_aggregators_image_unless_it_has_its_own() -> None:
     def image(values: str) -> str:
         objects = render("default", "--set", values)
         (container,) = find(objects, "Deployment", "t-tokenbatch-scaler")["spec"]["template"]["spec"]["containers"]
@@ -197,7 +197,7 @@ def test_who_comes_from_outside_is_let_in_where_the_service_is_for_him(
     assert rule.get("from") == callers
 
 
-def test_a_new_scaled_object_takes_no_pod_away_at_once_and_takes_what_keda_takes() -> None:
+def test_a_new_scaled_object_takes_no_pod_at_once_and_all_that_keda_takes() -> None:
     def spec(values: str) -> Object:
         found = find(render("keda", "--set", values), "ScaledObject", "t-tokenbatch-all-minilm-l6-v2")["spec"]
         return dict(found)
@@ -215,7 +215,7 @@ def test_a_new_scaled_object_takes_no_pod_away_at_once_and_takes_what_keda_takes
 
 
 @pytest.mark.parametrize("case", ["default", "adapter"])
-def test_keda_lets_a_scaled_object_come_while_the_charts_own_autoscaler_still_stands(case: str) -> None:
+def test_keda_lets_a_scaled_object_come_beside_the_charts_autoscaler(case: str) -> None:
     autoscalers = [each for each in render(case) if each["kind"] == "HorizontalPodAutoscaler"]
     assert len(autoscalers) == 2
     for each in autoscalers:

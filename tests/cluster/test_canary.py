@@ -35,7 +35,7 @@ def release(new_release: NewRelease) -> Generator[Release]:
         yield release
 
 
-async def test_a_revision_is_tried_taken_back_promoted_and_put_in_place_under_load(release: Release) -> None:
+async def test_a_revision_is_tried_taken_back_promoted_and_replaces_under_load(release: Release) -> None:
     wait_until(lambda: len(release.ready("aggregator")) >= 2, "both aggregators are ready")
 
     async def seen(calls: Calls, share: float | None, revision: str = OLD) -> float:

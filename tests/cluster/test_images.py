@@ -31,7 +31,7 @@ def test_commands_start_on_a_read_only_root(lab: OneNodeCluster, name: str, pack
     assert lab.try_out(name, "python", "-m", package, "--help").startswith(f"usage: python -m {package} ")
 
 
-def test_the_bill_of_materials_names_every_locked_package_and_those_of_debian(lab: OneNodeCluster) -> None:
+def test_the_bill_of_materials_names_every_package_locked_and_of_debian(lab: OneNodeCluster) -> None:
     listed = lab.bill_of_materials(images.AGGREGATOR)
     assert listed["bomFormat"] == "CycloneDX"
     assert listed["metadata"]["component"]["version"] == images.VERSION

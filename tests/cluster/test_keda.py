@@ -99,7 +99,7 @@ async def test_from_none_to_several_and_back_to_none(release: Release) -> None:
     assert "to 0" in _events("KEDAScaleTargetDeactivated")
 
 
-async def test_replicas_are_held_while_the_scaler_knows_nothing_and_while_it_is_away(
+async def test_replicas_are_held_while_the_scaler_knows_nothing_or_is_away(
     release: Release, kafka: KafkaBroker
 ) -> None:
     async with checked(kafka_on_node.BOOTSTRAP) as traffic, traffic.flowing(RECORDS_PER_S, 0):
@@ -118,7 +118,7 @@ async def test_replicas_are_held_while_the_scaler_knows_nothing_and_while_it_is_
     await _asleep(release)
 
 
-async def test_an_upgrade_ends_while_a_model_sleeps_and_its_rollback_answers_each_record_once(release: Release) -> None:
+async def test_an_upgrade_ends_while_a_model_sleeps_and_rollback_answers_once(release: Release) -> None:
     await _asleep(release)
     await asyncio.to_thread(release.upgrade, {"aggregator": {"config": {"batching": {"max_held_tokens": 400_000}}}})
     assert not release.pods("model-server")

@@ -50,7 +50,7 @@ def release(new_release: NewRelease, keda: None) -> Generator[Release]:
         yield release
 
 
-def test_the_webhook_lets_a_scaled_object_come_beside_the_charts_autoscaler_alone(release: Release) -> None:
+def test_the_webhook_lets_keda_come_beside_the_charts_autoscaler_alone(release: Release) -> None:
     assert release.values["autoscaling"]["mode"] == "hpa"
     new = keda_on_cluster.scaled_object("beside", DEPLOYMENT)
     assert keda_on_cluster.refused(new, NAMESPACE) == ""
@@ -60,7 +60,7 @@ def test_the_webhook_lets_a_scaled_object_come_beside_the_charts_autoscaler_alon
     kube(*annotate, f"{OWNERSHIP}=false")
 
 
-def test_keda_is_refused_while_the_scaler_serves_the_metrics_api_and_nothing_changes(release: Release) -> None:
+def test_keda_is_refused_beside_the_scalers_metrics_api_changing_nothing(release: Release) -> None:
     wait_until(lambda: metrics_api() is not None, "the scaler serves the metrics API", 60.0)
     before = get("deployment,hpa,scaledobject,configmap,apiservice")["items"]
     said = release.refused({"autoscaling": {"mode": "keda"}})

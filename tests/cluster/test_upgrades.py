@@ -207,5 +207,5 @@ def test_the_door_lets_in_whom_it_knows_by_a_new_alias(release: Release) -> None
             stub.Embed(wanted, timeout=30.0)
 
 
-def test_every_value_of_an_upgrade_whose_pods_cannot_run_here_takes_effect(release: Release) -> None:
+def test_every_value_of_an_upgrade_whose_pods_cannot_run_takes_effect(release: Release) -> None:
     _upgrade(release, stages.STAGES[-1])

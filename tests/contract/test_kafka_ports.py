@@ -38,7 +38,7 @@ async def test_a_start_position_is_committed_before_anything_is_completed(cluste
         await until_committed(cluster, topic, {0: 2, 1: 0})
 
 
-async def test_the_commit_stands_at_the_first_unfinished_record_and_a_successor_goes_on_there(cluster: Cluster) -> None:
+async def test_the_commit_and_a_successor_stand_at_the_first_unfinished_record(cluster: Cluster) -> None:
     topic = await cluster.create_topic()
     await produce(cluster, records_of(topic, 10))
     async with reading(cluster, cluster.settings(topic)) as intake:
@@ -143,7 +143,7 @@ async def test_a_second_member_takes_over_only_what_the_first_has_drained(cluste
     assert await cluster.committed(topic) == dict.fromkeys(range(4), 15)
 
 
-async def test_what_is_given_back_is_committed_up_to_its_first_unfinished_record(cluster: Cluster) -> None:
+async def test_what_is_given_back_is_committed_to_its_first_unfinished_record(cluster: Cluster) -> None:
     topic = await cluster.create_topic(partitions=2)
     await produce(cluster, [*records_of(topic, 5, partition=0), *records_of(topic, 5, partition=1)])
     # No commit but that of giving back comes in time.
@@ -240,7 +240,7 @@ async def test_each_record_has_its_own_word(cluster: Cluster) -> None:
     assert {record.key: record.headers for record in written}[b"key-7"] == (("n", b"7"),)
 
 
-async def test_the_delivery_of_every_record_is_told_once_however_many_are_waited_for(cluster: Cluster) -> None:
+async def test_the_delivery_of_each_record_is_told_once_however_many_there_are(cluster: Cluster) -> None:
     topic = await cluster.create_topic(partitions=3)
     producer = cluster.producer(cluster.settings())
     await producer.start()

@@ -82,7 +82,7 @@ async def complete(source: Source, requests: Sequence[Request], failure: Failure
     await reply_all(source, requests)
 
 
-async def test_requests_come_as_they_were_sent_and_are_finished_once_they_are_answered(broker: Broker) -> None:
+async def test_requests_come_as_they_were_sent_and_finish_once_answered(broker: Broker) -> None:
     for each in range(20):
         await broker.send(message(f"q{each}", f"text {each}", "another"))
     async with broker.opened() as source:
@@ -100,7 +100,7 @@ async def test_requests_come_as_they_were_sent_and_are_finished_once_they_are_an
         await finished(broker)
 
 
-async def test_what_has_no_reply_is_read_again_by_a_successor_under_the_same_ids(broker: Broker) -> None:
+async def test_a_successor_reads_what_has_no_reply_again_under_the_same_ids(broker: Broker) -> None:
     for _ in range(4):
         await broker.send(message(""))
     async with broker.opened() as source:
@@ -158,7 +158,7 @@ async def test_bad_input_is_told_what_is_wrong_and_harms_no_neighbour(
         assert [fields["dlt-error-code"] for _, fields in letters] == ([code.name.encode()] if kept else [])
 
 
-async def test_a_request_that_names_a_place_that_is_not_allowed_is_kept_and_not_answered(broker: Broker) -> None:
+async def test_a_request_that_names_a_forbidden_place_is_kept_unanswered(broker: Broker) -> None:
     await broker.send(message("misled"), reply_to=b"elsewhere")
     await broker.send(message("good"))
     async with broker.opened() as source:

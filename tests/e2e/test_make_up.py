@@ -94,7 +94,7 @@ def words(text: str) -> str:
     return re.sub(r"[\s│]+", " ", text)
 
 
-def test_it_embeds_serves_prints_commands_that_work_stops_on_ctrl_c_and_starts_on_the_same_data(tmp_path: Path) -> None:
+def test_it_embeds_prints_working_commands_and_restarts_on_the_same_data(tmp_path: Path) -> None:
     with up(tmp_path / "run", environment=SYNTHETIC) as run:
         run.wait_for("Ctrl-C stops everything")
         shown = words(run.output)
@@ -167,7 +167,7 @@ def test_the_demonstration_tells_each_step_and_loses_nothing(tmp_path: Path) -> 
         assert not (run.folder / "stack.json").exists()
 
 
-def test_it_takes_the_vectors_through_a_kafka_of_ones_own_and_killed_outright_leaves_nothing(tmp_path: Path) -> None:
+def test_it_embeds_through_ones_own_kafka_and_when_killed_leaves_nothing(tmp_path: Path) -> None:
     out = tmp_path / "replies.npz"
     with (
         KafkaBroker(tmp_path / "own") as kafka,

@@ -77,7 +77,7 @@ async def kill_a_model_server(stack: RedisStack, chance: random.Random) -> None:
     await asyncio.to_thread(victim.start)
 
 
-def test_the_checker_finds_a_lost_entry_one_acknowledged_early_and_a_wrong_vector() -> None:
+def test_the_checker_finds_lost_early_acknowledged_and_wrong_entries() -> None:
     request = b"\x0a\x02q1\x1a\x03\x0a\x01a"
     ledger = Ledger({b"q1": Intent("a")}, "g", stream="in", replies="out")
     ledger.take([b"XADD", b"in", b"1-0", b"value", request])

@@ -42,7 +42,7 @@ def test_its_types_are_few_and_each_is_named_where_it_comes_about(title: str) ->
 
 
 @in_virtual_time
-async def test_a_record_takes_the_way_that_is_listed_until_its_offset_is_committed() -> None:
+async def test_a_record_takes_the_way_listed_until_its_offset_is_committed() -> None:
     files = listed(RECORD)
     settings = KafkaSettings(topics=(TopicSettings(name="in", model=MODEL),), reply_topic="out", group_id="g")
     over, faked = KafkaSourceOverFakes(settings, "in", "out", "in-dlt"), FakedPipeline(new_engine())
@@ -62,3 +62,9 @@ def test_the_laboratory_is_imported_by_its_own_tests_only() -> None:
     lab = "loadtest" + ".lab"
     users = {file for file in (ROOT / "tests").rglob("*.py") if lab in file.read_text(encoding="utf-8")}
     assert {file.parent.name for file in users} == {"lab"}
+
+
+def test_names_of_tests_are_under_70_characters() -> None:
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        names = re.findall(r"^ *(?:async )?def (test_\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+        assert not [name for name in names if len(name) >= 70], file

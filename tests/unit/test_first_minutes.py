@@ -65,7 +65,7 @@ def test_an_old_driver_is_named_before_anything_is_fetched_with_a_way_out(tmp_pa
 
 
 @pytest.mark.privileged  # only root installs packages
-def test_for_a_gpu_the_compiler_and_headers_come_before_the_packages_of_python(tmp_path: Path) -> None:
+def test_for_a_gpu_the_compiler_and_headers_come_before_python_packages(tmp_path: Path) -> None:
     bare = Bare(tmp_path)
     ended = bare.install("580.95.05")
     assert ended.returncode == 0, ended.stderr

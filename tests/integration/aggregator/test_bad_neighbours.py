@@ -60,7 +60,7 @@ async def test_what_expires_in_the_queue_is_told_at_once_and_never_computed(
     assert metrics(slow.metrics_address).value("embed_engine_queries_total") == 12  # a probe, one that ran, ten more
 
 
-async def test_poison_is_cornered_and_on_replay_refused_while_its_batch_is_answered(
+async def test_poison_is_cornered_its_batch_answered_and_its_replay_refused(
     start_aggregator: StartAggregator, start_server: StartServer
 ) -> None:
     server = start_server(SYNTHETIC__FIXED_S="0.2", SYNTHETIC__POISON_TOKEN_ID="9947")

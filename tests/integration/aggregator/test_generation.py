@@ -120,7 +120,7 @@ async def test_a_text_comes_as_it_is_generated_or_at_once(shared: Running) -> No
     assert measured.value("gen_ai_server_time_to_first_token_seconds_count") >= 3
 
 
-async def test_a_stop_string_ends_the_text_before_it_and_stop_tokens_are_no_text(shared: Running) -> None:
+async def test_a_stop_string_ends_the_text_before_it_and_stop_tokens_are_none(shared: Running) -> None:
     whole = await generate(shared.process.address, sampling=pb.Sampling(max_tokens=30))
     stop = whole.text[10:14]
     cut = await generate(shared.process.address, sampling=pb.Sampling(max_tokens=30, stop=[stop]))

@@ -88,7 +88,7 @@ async def test_a_drain_that_runs_out_of_time_leaves_the_rest_to_another(
     assert duplicates(desk) == 0
 
 
-async def test_what_a_killed_aggregator_left_is_done_again_under_the_same_reply_ids(
+async def test_what_a_killed_aggregator_left_is_redone_under_the_same_reply_ids(
     start_aggregator: StartAggregator, steady: ModelServer
 ) -> None:
     settings = {**BUDGET, "KAFKA__CLIENT__SESSION_TIMEOUT_S": "6"}

@@ -68,7 +68,7 @@ async def test_without_authentication_a_caller_may_name_its_tenant() -> None:
         ("food-review", pb.PRIORITY_UNSPECIFIED, Priority.INTERACTIVE),
     ],
 )
-async def test_a_gateway_s_objective_is_the_priority_of_a_request_that_names_none(
+async def test_a_gateway_s_objective_is_the_priority_where_a_request_names_none(
     objective: str, field: pb.Priority, taken_as: Priority
 ) -> None:
     async with (
@@ -135,9 +135,7 @@ async def test_a_changed_list_is_taken_up_without_a_restart(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("now_listed", ["team-b the-token", "team-a another-token"], ids=["another's", "revoked"])
-async def test_an_open_stream_ends_no_later_than_its_token_does_and_a_neighbour_s_goes_on(
-    tmp_path: Path, now_listed: str
-) -> None:
+async def test_an_open_stream_ends_with_its_token_and_a_neighbour_s_goes_on(tmp_path: Path, now_listed: str) -> None:
     async with listening(settings=static(tmp_path, "team-a the-token", "team-c its-token")) as door:
         changed = asyncio.Event()
 
@@ -279,7 +277,7 @@ ODD_KEYS: tuple[dict[str, Any], ...] = (
 )
 
 
-async def test_keys_that_verify_nothing_are_passed_over_and_a_private_one_serves_as_the_public_one(
+async def test_useless_keys_are_passed_over_and_a_private_one_serves_as_public(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = Keys()

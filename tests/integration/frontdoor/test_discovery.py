@@ -59,7 +59,7 @@ async def test_reflection_gives_a_tool_all_it_needs_to_call(version: str) -> Non
         assert pb.DESCRIPTOR.serialized_pb in answer.file_descriptor_response.file_descriptor_proto
 
 
-async def test_reflection_says_of_every_symbol_that_there_is_none_where_there_is_none() -> None:
+async def test_reflection_says_of_every_unknown_symbol_that_there_is_none() -> None:
     names = (
         "",
         ".",

@@ -61,7 +61,7 @@ async def test_an_over_long_text_is_refused_unless_truncation_is_allowed(truncat
     assert "64" in (error.details() or "")
 
 
-async def test_truncation_drops_tokens_from_the_end_asked_for_and_keeps_the_special_ones() -> None:
+async def test_truncation_drops_tokens_at_the_end_asked_for_but_no_special_ones() -> None:
     ids = ids_of(LONG)
     async with listening() as door:
         end = await door.stub.Embed(ask(LONG, truncate="TRUNCATE_END"))

@@ -297,7 +297,7 @@ async def test_an_overload_says_when_to_come_again() -> None:
             assert 0 < int(headers["retry-after-ms"]) <= 1000 * int(headers["retry-after"])
 
 
-async def test_without_a_credential_nobody_gets_in_and_the_tenant_is_the_credential_s(tmp_path: Any) -> None:
+async def test_nobody_gets_in_without_a_credential_and_it_names_the_tenant(tmp_path: Any) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("team-a secret-of-a\n")
     settings = {"grpc": {"authentication": {"tokens_file": tokens}}}

@@ -231,7 +231,7 @@ async def test_two_thousand_idle_connections_hold_up_nobody() -> None:
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def test_connections_above_the_limit_are_closed_and_idle_ones_after_a_time(
+def test_connections_are_closed_above_the_limit_and_when_idle_for_a_time(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     run: Callable[[Coroutine[Any, Any, None]], None],

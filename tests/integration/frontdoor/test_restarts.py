@@ -22,7 +22,7 @@ SERVICE_CONFIG = read().files["channel/service_config.json"]
 CALLERS, PER_S, STOPS = 4, 50, 2
 
 
-async def test_aggregators_that_stop_or_crash_under_load_cost_no_caller_an_answer(tmp_path: Path) -> None:
+async def test_aggregators_that_stop_or_crash_under_load_cost_no_answer(tmp_path: Path) -> None:
     with synthetic(tmp_path / "server.log", SYNTHETIC__FIXED_S="0.05") as server:
         fronts = [front(server, port, tmp_path) for port in free_ports(2)]
         try:

@@ -122,9 +122,7 @@ async def test_with_mtls_only_clients_of_the_authority_get_in_under_their_names(
 
 
 @EITHER
-async def test_rotated_certificates_are_shown_without_a_restart_and_no_call_fails(
-    tmp_path: Path, protocol: str
-) -> None:
+async def test_rotated_certificates_are_shown_without_restart_and_no_call_fails(tmp_path: Path, protocol: str) -> None:
     authority = Authority()
     authority.issue("first").write(tmp_path, "server")
     async with listening(settings=settings(tmp_path)) as door, connection(door, protocol, authority) as call:
@@ -146,9 +144,7 @@ async def test_rotated_certificates_are_shown_without_a_restart_and_no_call_fail
 
 
 @EITHER
-async def test_a_rotated_client_authority_lets_the_new_clients_in_and_the_old_ones_no_more(
-    tmp_path: Path, protocol: str
-) -> None:
+async def test_a_rotated_client_authority_lets_in_new_clients_and_no_old_ones(tmp_path: Path, protocol: str) -> None:
     servers, old, new = Authority(), Authority("old"), Authority("new")
     servers.issue("server").write(tmp_path, "server")
     before, after = (ca.issue("client").write(tmp_path, name) for ca, name in ((old, "before"), (new, "after")))

@@ -61,7 +61,7 @@ async def test_a_stream_answers_what_it_cannot_decode_and_goes_on() -> None:
     assert "embedding.v1.EmbedRequest" in answers[0].status.message
 
 
-async def test_an_id_without_end_is_cut_in_the_answer_to_a_request_that_was_refused() -> None:
+async def test_an_id_without_end_is_cut_in_the_answer_to_a_refused_request() -> None:
     async with listening() as door:
         answers = [answer async for answer in door.stub.EmbedStream(iter([ask("", request_id="i" * 1_000_000)]))]
         empty = pb.EmbedRequest(request_id="i" * 1_000_000)
@@ -125,7 +125,7 @@ async def test_the_core_of_grpc_writes_nothing_of_its_own() -> None:
     assert b".cc:" not in written  # by itself it tells of each GOAWAY
 
 
-async def test_a_fault_that_nobody_thought_of_is_told_and_logged_without_its_words(
+async def test_an_unforeseen_fault_is_told_and_logged_without_its_words(
     written: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take = Calls.take

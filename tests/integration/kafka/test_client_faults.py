@@ -99,7 +99,7 @@ async def test_whatever_a_heartbeat_is_answered_intake_goes_on(shared: RealClust
         assert intake.consumer.healthy
 
 
-async def test_intake_is_not_ready_once_its_commits_have_gone_unanswered_for_the_sessions_time(
+async def test_intake_is_unready_once_commits_go_unanswered_for_a_sessions_time(
     shared: RealCluster,
 ) -> None:
     topic = await shared.create_topic()
@@ -164,7 +164,7 @@ async def test_a_batch_whose_acknowledgement_was_lost_is_written_again(shared: R
     assert [record.value for record in await shared.read(topic)] == [b"%d" % number for number in range(5)] * 2
 
 
-async def test_only_the_record_that_is_too_large_is_refused_however_large_its_batch(shared: RealCluster) -> None:
+async def test_only_the_too_large_record_is_refused_however_large_its_batch(shared: RealCluster) -> None:
     topic = await shared.create_topic(max_message_bytes="100000")
     values = [secrets.token_bytes(10_000) for _ in range(40)]  # each fits, a batch of them does not
     values.insert(17, secrets.token_bytes(110_000))

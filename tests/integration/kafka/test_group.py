@@ -143,7 +143,7 @@ async def test_what_was_being_read_when_its_topic_was_held_waits_too(shared: Rea
         assert [in_flight.offset for in_flight in await waiting] == [0, 1, 2, 3, 4]
 
 
-async def test_what_was_read_and_held_before_a_rebalance_comes_once_to_those_who_have_it_now(
+async def test_what_was_held_before_a_rebalance_comes_once_to_who_has_it_now(
     shared: RealCluster,
 ) -> None:
     topic = await shared.create_topic(partitions=2)

@@ -28,7 +28,7 @@ def metadata_requests(intake: Reading) -> list[Any]:
     return asked
 
 
-async def test_a_topic_that_stays_away_holds_up_no_other_and_is_read_when_it_is_back(shared: RealCluster) -> None:
+async def test_a_topic_that_is_away_holds_up_no_other_and_is_read_once_back(shared: RealCluster) -> None:
     topic, other = await shared.create_topic(), await shared.create_topic()
     await produce(shared, [*records_of(topic, 5), *records_of(other, 5)])
     async with reading(shared, shared.settings(topic, other)) as intake:
@@ -50,7 +50,7 @@ async def test_a_topic_that_stays_away_holds_up_no_other_and_is_read_when_it_is_
         await until_committed(shared, topic, {0: 8})
 
 
-async def test_a_topic_made_again_and_shorter_than_the_position_is_read_from_its_start(shared: RealCluster) -> None:
+async def test_a_topic_made_again_and_shorter_is_read_from_its_start(shared: RealCluster) -> None:
     topic = await shared.create_topic()
     await produce(shared, records_of(topic, 10))
     async with reading(shared, shared.settings(topic)) as intake:

@@ -92,7 +92,7 @@ async def stays_uncommitted(one: Way) -> None:
         assert await one.cluster.committed(one.requests) == {0: 0}
 
 
-async def test_a_record_is_committed_once_the_broker_has_its_reply_and_not_before(shared: RealCluster) -> None:
+async def test_a_record_is_committed_only_once_the_broker_has_its_reply(shared: RealCluster) -> None:
     async with way(shared) as one:
         with withheld(one.replies) as opened:
             answering = asyncio.create_task(one.answer(5, REFUSED))
@@ -103,7 +103,7 @@ async def test_a_record_is_committed_once_the_broker_has_its_reply_and_not_befor
         assert len(await shared.read(one.replies)) == 5
 
 
-async def test_a_record_is_committed_once_the_broker_has_its_dead_letter_and_not_before(shared: RealCluster) -> None:
+async def test_a_record_is_committed_only_once_the_broker_has_its_dead_letter(shared: RealCluster) -> None:
     async with way(shared) as one:
         with withheld(one.letters) as opened:
             answering = asyncio.create_task(one.answer(5, BROKEN))

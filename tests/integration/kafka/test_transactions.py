@@ -91,7 +91,7 @@ async def test_what_was_committed_is_handed_out_and_what_was_aborted_is_not(shar
         assert [bool(in_flight.unreadable) for in_flight in intake.in_flight_records].count(True) == 3
 
 
-async def test_what_stands_behind_a_transaction_that_hangs_waits_until_the_broker_has_ended_it(
+async def test_what_follows_a_hanging_transaction_waits_till_the_broker_ends_it(
     shared: RealCluster,
 ) -> None:
     topic, other = await shared.create_topic(), await shared.create_topic()
@@ -111,9 +111,7 @@ async def test_what_stands_behind_a_transaction_that_hangs_waits_until_the_broke
 
 
 @pytest.mark.parametrize("header", ["n", "NAME"], ids=["usual", "not UTF-8"])
-async def test_a_transaction_that_is_open_is_not_handed_out_before_it_is_committed(
-    shared: RealCluster, header: str
-) -> None:
+async def test_an_open_transaction_is_not_handed_out_before_it_is_committed(shared: RealCluster, header: str) -> None:
     topic = await shared.create_topic()
     async with transactions(shared, "slow") as slow, reading(shared, shared.settings(topic)) as intake:
         await slow.begin_transaction()

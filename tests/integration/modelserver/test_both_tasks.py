@@ -65,7 +65,7 @@ def test_a_batch_that_was_tried_before_has_the_same_vectors(server: ServerProces
     assert (first.matrix == again.matrix).all()
 
 
-def test_an_input_of_the_whole_context_is_refused_and_its_neighbours_are_embedded(server: ServerProcess) -> None:
+def test_an_input_of_the_whole_context_is_refused_and_neighbours_embedded(server: ServerProcess) -> None:
     context = server.description.generation.context_tokens
     answer = server.embed([[5] * context, [6] * (context - 1)])
     assert answer.faults == [(0, grpc.StatusCode.OUT_OF_RANGE.value[0])]
@@ -112,7 +112,7 @@ def test_a_failed_self_check_leaves_one_task_and_says_so() -> None:
         started.kill()
 
 
-def test_the_check_of_the_settings_names_the_tasks_and_refuses_a_model_that_cannot_do_both() -> None:
+def test_check_names_the_tasks_and_refuses_a_model_that_cannot_do_both() -> None:
     assert ": embed, generate" in run("--check", **BOTH).stdout
     checked = run("--check", MODEL__TASK="both", MODEL__PATH=str(locate("", "")))
     assert checked.returncode == 2

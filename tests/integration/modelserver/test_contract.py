@@ -148,7 +148,7 @@ def test_the_most_queries_fit(server: ServerProcess) -> None:
     assert np.isfinite(server.embed([[2054]] * most).matrix).all()
 
 
-def test_batches_sent_at_once_are_merged_within_the_smallest_budget_and_answered_apart(
+def test_batches_sent_at_once_merge_in_the_smallest_budget_answered_apart(
     server: ServerProcess, queries: list[list[int]]
 ) -> None:
     alone = [server.embed([query]).matrix for query in queries]

@@ -29,7 +29,7 @@ def refused(server: ServerProcess, *tokens: int) -> grpc.StatusCode:
     return code_of(error.value)
 
 
-def test_an_engine_that_fails_eight_steps_in_a_row_is_rebuilt_out_of_service() -> None:
+def test_an_engine_failing_eight_steps_in_a_row_is_rebuilt_out_of_service() -> None:
     with serving(**ill("error", SYNTHETIC__LOAD_S="1")) as server:
         watch = health_stub(server).Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == SERVING
@@ -41,7 +41,7 @@ def test_an_engine_that_fails_eight_steps_in_a_row_is_rebuilt_out_of_service() -
         assert server.embed([[1]]).faults == []
 
 
-def test_a_rebuilt_engine_that_fails_eight_steps_before_a_good_one_ends_the_process() -> None:
+def test_a_rebuilt_engine_failing_its_first_eight_steps_ends_the_process() -> None:
     with serving(**ill("error")) as server:
         watch = health_stub(server).Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == SERVING

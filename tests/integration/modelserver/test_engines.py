@@ -102,13 +102,13 @@ def test_bfloat16_is_chosen_where_the_processor_multiplies_it(lab: Lab, able: st
     assert lab.figure("dtypes", able) == dtype
 
 
-def test_vllm_captures_graphs_of_the_sizes_that_it_is_asked_for_and_none_for_the_direct_engine(lab: Lab) -> None:
+def test_vllm_captures_the_graphs_asked_for_and_the_direct_engine_none(lab: Lab) -> None:
     assert lab.figure("captured", "asked") == list(capture_sizes(1024))
     assert lab.figure("captured", "direct") == lab.figure("captured", "eager") == []
     assert lab.figure("captured", "own") == [16, 64]
 
 
-def test_on_a_gpu_an_encoder_asks_for_a_tenth_of_the_memory_unless_it_is_told_otherwise(lab: Lab) -> None:
+def test_on_a_gpu_an_encoder_takes_a_tenth_of_memory_unless_told_not_to(lab: Lab) -> None:
     assert lab.figure("captured", "shares") == [0.1, 0.5]
 
 
@@ -121,9 +121,7 @@ def test_on_a_gpu_an_encoder_asks_for_a_tenth_of_the_memory_unless_it_is_told_ot
         ("gte-v1.5", "set trust_remote_code in engine.vllm_options"),
     ],
 )
-def test_a_model_that_cannot_be_served_is_refused_alike_by_check_and_at_the_start(
-    lab: Lab, name: str, said: str
-) -> None:
+def test_check_and_the_start_refuse_alike_a_model_that_cannot_be_served(lab: Lab, name: str, said: str) -> None:
     checked, started = lab.figure("refused", name)
     assert checked == started
     assert said in checked
@@ -135,11 +133,11 @@ def test_the_self_check_finds_the_direct_way_equal(lab: Lab) -> None:
     assert lab.figure("minilm_bfloat16", "agrees")
 
 
-def test_an_id_outside_the_vocabulary_that_reached_the_engine_would_be_survived(lab: Lab) -> None:
+def test_an_id_outside_the_vocabulary_would_be_survived_by_the_engine(lab: Lab) -> None:
     assert lab.figure("minilm_float32", "recovers") == [True, True]
 
 
-def test_a_query_too_long_that_reached_the_engine_would_be_told_as_a_break(lab: Lab) -> None:
+def test_a_query_too_long_for_the_engine_would_be_told_as_a_break(lab: Lab) -> None:
     assert lab.figure("minilm_float32", "breaks")
 
 

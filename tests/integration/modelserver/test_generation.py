@@ -88,7 +88,7 @@ def test_the_compared_texts_end_in_every_way(v1: Any) -> None:
     assert len(first["stop_token_ids"]["ids"]) < 8 <= len(first["stop_token_ids and min_tokens"]["ids"])
 
 
-def test_every_script_comes_as_it_is_however_its_characters_are_cut_into_tokens(v1: Any) -> None:
+def test_every_script_comes_as_it_is_however_tokens_cut_its_characters(v1: Any) -> None:
     for script, told in v1["spelled"]:
         assert told == script
 
@@ -133,11 +133,11 @@ def test_on_the_second_runner_generated_tokens_are_those_of_transformers(v2: Any
     assert v2["generation"]["greedy"] == v2["generation"]["expected"]
 
 
-def test_on_the_second_runner_top_k_and_top_p_leave_only_the_likeliest_tokens(v2: Any) -> None:
+def test_on_the_second_runner_top_k_and_top_p_leave_the_likeliest_tokens(v2: Any) -> None:
     assert v2["generation"]["truncated"] == [v2["generation"]["greedy"][:4]] * 2
 
 
-def test_the_engine_that_a_model_server_builds_embeds_on_the_second_runner(v2: Any) -> None:
+def test_the_engine_of_a_model_server_embeds_on_the_second_runner(v2: Any) -> None:
     assert v2["minilm"] <= TOLERANCE
 
 

@@ -73,7 +73,7 @@ def test_it_pools_spans_beside_whole_queries(server: ServerProcess) -> None:
     assert (found.faults, found.matrix.tolist()) == ([], alone.matrix.tolist())
 
 
-def test_on_sigterm_it_answers_what_it_accepted_refuses_the_rest_and_exits_with_0() -> None:
+def test_on_sigterm_it_answers_what_it_accepted_refuses_more_exits_with_0() -> None:
     with serving(**synthetic(SYNTHETIC__FIXED_S="2")) as server:
         watch = health_stub(server).Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
@@ -125,7 +125,7 @@ def test_a_batch_whose_deadline_passes_while_it_waits_never_runs() -> None:
         server.until_steps(3)
 
 
-def test_check_says_what_would_be_served_and_the_command_line_has_the_last_word() -> None:
+def test_check_says_what_is_served_and_the_command_line_has_the_last_word() -> None:
     ended = run("--bind", "127.0.0.1:1", "--check", **synthetic())
     assert ended.returncode == 0, ended.stderr
     assert "# model all-minilm-l6-v2, revision sha256:" in ended.stdout
@@ -154,7 +154,7 @@ def truncate(folder: Path) -> None:
         (truncate, "is damaged"),
     ],
 )
-def test_files_that_cannot_be_served_are_refused_alike_by_check_and_at_the_start(
+def test_check_and_the_start_refuse_alike_files_that_cannot_be_served(
     spoil: Callable[[Path], None], said: str, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(locate("", ""), tmp_path / "model")
@@ -187,7 +187,7 @@ def test_a_busy_port_is_named() -> None:
     assert f"grpc.bind 127.0.0.1:{port} cannot be bound" in ended.stderr
 
 
-def test_a_profile_can_be_measured_without_serving_and_supplied_afterwards(tmp_path: Path) -> None:
+def test_a_profile_can_be_measured_without_serving_and_supplied_later(tmp_path: Path) -> None:
     settings = synthetic(SYNTHETIC__FIXED_S="0.002", SYNTHETIC__PER_TOKEN_S="0.00002")
     ended = run("profile", "--out", str(tmp_path), ENGINE__STEP_TOKENS="128", **settings)
     assert ended.returncode == 0, ended.stderr

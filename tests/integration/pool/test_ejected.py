@@ -63,7 +63,7 @@ async def test_a_server_that_answers_garbage_is_believed_by_nobody_and_returns(
         await aggregator.told(JOINED, sick.address, SOON_S)
 
 
-async def test_a_server_of_another_model_or_tokenizer_gets_nothing_until_it_is_the_right_one(
+async def test_a_server_gets_nothing_while_its_model_or_tokenizer_is_another(
     new_sick_server: NewSickServer, pool: Pool
 ) -> None:
     steady, other = new_sick_server(OF_ANOTHER_MODEL), new_sick_server(OF_ANOTHER_MODEL, "--born-ill")

@@ -99,7 +99,7 @@ async def test_an_expiry_that_is_no_time_is_refused(broker: RedisAsBroker, expir
         assert (reply.status.code, reply.status.message) == (Code.INVALID_ARGUMENT, told)
 
 
-async def test_a_value_that_is_too_large_never_leaves_redis_and_is_told_its_size(broker: RedisAsBroker) -> None:
+async def test_a_value_too_large_never_leaves_redis_and_is_told_its_size(broker: RedisAsBroker) -> None:
     await broker.send(b"x" * (4 * 1024 * 1024 + 1), content_type=b"text/plain", request_id=b"big")
     await broker.send(message("good"))
     async with broker.opened() as source:
@@ -256,7 +256,7 @@ async def test_a_silent_consumer_is_taken_over_and_a_living_one_is_not(broker: R
         await complete(living, [*kept, *taken])
 
 
-async def test_large_entries_of_a_silent_consumer_are_taken_over_a_few_at_a_time(broker: RedisAsBroker) -> None:
+async def test_large_entries_of_a_silent_consumer_are_taken_a_few_at_a_time(broker: RedisAsBroker) -> None:
     for each in range(40):
         await broker.send(message(f"q{each}", "a" * 100_000), token_count=b"1")
     async with broker.opened() as silent:

@@ -17,7 +17,7 @@ from tests.support.virtual_time import in_virtual_time
 
 
 @in_virtual_time
-async def test_a_batch_whose_server_is_lost_is_answered_by_another_and_the_server_is_suspect() -> None:
+async def test_a_lost_servers_batch_is_answered_by_another_and_it_is_suspect() -> None:
     first = new_engine(failures=[ModelServerLost("gone")])
     second = new_engine(description=replace(DESCRIPTION, address="server-2:1"), slowness=3.0)
     async with FakedPipeline(first, second).started() as faked:
@@ -46,7 +46,7 @@ async def test_what_failed_twice_asks_to_be_run_alone() -> None:
 
 
 @in_virtual_time
-async def test_an_engine_that_hangs_on_large_batches_answers_everything_in_smaller_ones() -> None:
+async def test_an_engine_that_hangs_on_large_batches_answers_in_smaller_ones() -> None:
     class Hanging(FakeEngine):
         @override
         async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
@@ -77,7 +77,7 @@ async def test_an_error_for_one_query_of_a_batch_reaches_that_query_only() -> No
 
 
 @in_virtual_time
-async def test_an_engine_that_fails_for_everybody_condemns_nobody_and_answers_all_once_it_is_well() -> None:
+async def test_an_engine_that_fails_for_all_condemns_none_and_answers_once_well() -> None:
     failures = [EngineFailed("broken") for _ in range(1000)]
     async with FakedPipeline(new_engine(failures=failures)).started() as faked:
         faked.produce(*(faked.request(str(number), source=KAFKA) for number in range(8)))

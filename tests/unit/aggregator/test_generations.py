@@ -144,7 +144,7 @@ async def test_a_generation_gets_tokens_and_ends(servers: TwoServers) -> None:
     assert servers.seats() == 16
 
 
-async def test_a_batch_is_out_until_each_of_its_sequences_has_a_token_or_has_ended(servers: TwoServers) -> None:
+async def test_a_batch_is_out_until_each_sequence_has_a_token_or_has_ended(servers: TwoServers) -> None:
     servers.ask(max_tokens=5)
     servers.ask(max_tokens=5)
     (engine,) = await servers.dispatch()
@@ -207,9 +207,7 @@ async def die_while_it_runs(servers: TwoServers, tokens: int, *, turns_at_most: 
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 31])
-async def test_a_prompt_that_servers_die_of_while_their_probes_succeed_is_given_up(
-    servers: TwoServers, tokens: int
-) -> None:
+async def test_a_prompt_that_servers_die_of_while_probes_succeed_is_given_up(servers: TwoServers, tokens: int) -> None:
     request = servers.ask(max_tokens=500)
     policy = RetryPolicy()
     first, second, *isolated = await die_while_it_runs(servers, tokens)
@@ -222,7 +220,7 @@ async def test_a_prompt_that_servers_die_of_while_their_probes_succeed_is_given_
     assert servers.seats() == 16
 
 
-async def test_a_generation_that_is_cleared_on_each_server_before_it_dies_is_tried_on(servers: TwoServers) -> None:
+async def test_a_generation_cleared_on_each_server_before_it_dies_is_tried_on(servers: TwoServers) -> None:
     request = servers.ask(max_tokens=5000)
     assert len(await die_while_it_runs(servers, 32, turns_at_most=60)) == 60
     assert not servers.completed
@@ -306,7 +304,7 @@ async def test_no_sequence_starts_for_a_caller_that_is_gone(servers: TwoServers)
     assert not batch.replica.batches_out
 
 
-async def test_each_generation_is_a_span_of_its_callers_trace_from_its_dispatch_to_its_end(
+async def test_each_generation_is_a_span_of_its_callers_trace_from_its_dispatch(
     tracer: Tracer, exporter: InMemorySpanExporter
 ) -> None:
     servers = TwoServers(tracer)
@@ -335,7 +333,7 @@ async def test_each_generation_is_a_span_of_its_callers_trace_from_its_dispatch_
     assert not failed.events
 
 
-def test_the_only_server_that_comes_back_takes_its_generations_though_it_measured_other_costs() -> None:
+def test_a_lone_server_that_returns_at_other_costs_takes_its_generations() -> None:
     revision = TwoServers().revision
     slower = replace(COSTS, fixed_s=2 * COSTS.fixed_s, kv_tokens=COSTS.kv_tokens - 16)
     assert not revision.servers

@@ -53,7 +53,7 @@ def sums(answer: pb.EmbedResponse) -> list[list[float]]:
 
 @pytest.mark.parametrize("encoding", [pb.ENCODING_FLOAT32, pb.ENCODING_INT8])
 @in_virtual_time
-async def test_the_chunks_of_a_document_are_one_sequence_and_each_has_its_vector(encoding: pb.Encoding) -> None:
+async def test_the_chunks_of_a_document_are_one_sequence_each_with_its_vector(encoding: pb.Encoding) -> None:
     engine = FakeEngine(SPANNED)
     async with FakedPipeline(engine).started() as faked:
         answer = await answered(faked, chunks("10 20", "30"), pb.Input(text="40"), chunks("50"), encoding=encoding)
@@ -122,7 +122,7 @@ async def test_every_chunk_counts_as_an_input() -> None:
 
 
 @in_virtual_time
-async def test_equal_documents_share_a_sequence_and_those_in_other_chunks_do_not() -> None:
+async def test_equal_documents_share_a_sequence_those_in_other_chunks_do_not() -> None:
     engine = FakeEngine(SPANNED)
     async with FakedPipeline(engine).started() as faked:
         answer = await answered(faked, chunks("10 20", "30"), chunks("10", "20 30"), chunks("10 20", "30"))

@@ -35,7 +35,7 @@ async def test_a_text_that_the_tokenizer_cannot_take_harms_only_itself() -> None
 
 
 @in_virtual_time
-async def test_requests_that_cannot_be_queued_for_a_reason_nobody_thought_of_are_each_completed_once() -> None:
+async def test_requests_that_an_unforeseen_fault_keeps_out_are_completed_once() -> None:
     async with FakedPipeline(new_engine()).started() as faked:
         faked.embeds.revisions["r1"].prompts = {}
         requests = [faked.request(text, source=KAFKA) for text in ("1", "2")]
@@ -84,7 +84,7 @@ async def test_a_long_text_is_no_longer_counted_once_its_caller_has_gone() -> No
 
 
 @in_virtual_time
-async def test_a_caller_that_goes_away_while_tokens_are_counted_leaves_each_other_its_own() -> None:
+async def test_a_caller_that_leaves_during_token_counts_leaves_others_their_own() -> None:
     async with FakedPipeline(new_engine(slowness=20.0)).started() as faked:
         await faked.occupy()
         faked.embeds.revisions["r1"].counting = SlowCounting(1.0)
@@ -109,7 +109,7 @@ async def test_a_caller_that_goes_away_takes_its_inputs_out_of_the_queue() -> No
 
 
 @in_virtual_time
-async def test_calls_that_were_answered_leave_nothing_to_the_collector_of_cycles() -> None:
+async def test_answered_calls_leave_nothing_to_the_collector_of_cycles() -> None:
     gc.collect()
     gc.disable()
     try:

@@ -33,7 +33,7 @@ async def test_kafka_waits_for_a_first_model_server_without_limit() -> None:
 
 
 @in_virtual_time
-async def test_calls_wait_a_minute_from_the_start_for_a_first_server_and_records_wait_on() -> None:
+async def test_calls_wait_a_minute_for_a_first_server_and_records_wait_on() -> None:
     async with FakedPipeline().started() as faked:
         faked.produce(faked.request("1", source=KAFKA))
         await asyncio.sleep(0.5)
@@ -48,7 +48,7 @@ async def test_calls_wait_a_minute_from_the_start_for_a_first_server_and_records
 
 
 @in_virtual_time
-async def test_calls_wait_a_minute_for_another_server_when_the_last_one_went_and_records_wait_on() -> None:
+async def test_calls_wait_a_minute_after_the_last_server_and_records_wait_on() -> None:
     engine = new_engine(slowness=1e6)
     async with FakedPipeline(engine).started() as faked:
         calls = [asyncio.create_task(faked.embed(f"{number} 2 3")) for number in range(300)]
@@ -74,7 +74,7 @@ async def test_calls_wait_a_minute_for_another_server_when_the_last_one_went_and
 
 
 @in_virtual_time
-async def test_a_call_waits_for_the_first_server_of_a_model_that_scales_to_zero_and_is_seen_as_demand() -> None:
+async def test_a_call_awaits_a_model_that_scales_to_zero_and_is_seen_as_demand() -> None:
     async with FakedPipeline(scales_to_zero=True).started() as faked:
         waiting = [asyncio.create_task(faked.embed(*texts, in_s=60.0)) for texts in (("1",), ("2", "3"))]
         short = asyncio.create_task(faked.embed("4", in_s=1.0))
@@ -113,7 +113,7 @@ async def test_waiting_for_a_model_server_can_be_bounded() -> None:
 
 
 @in_virtual_time
-async def test_what_a_revision_decided_is_decided_anew_by_the_one_that_takes_over() -> None:
+async def test_what_a_revision_decided_is_decided_anew_by_the_next_one() -> None:
     old = new_engine(slowness=1000.0)
     wider = replace(DESCRIPTION, address="new:1", model_revision="r2", dimensions=8, normalizes=True)
     async with FakedPipeline(old).started() as faked:
@@ -129,7 +129,7 @@ async def test_what_a_revision_decided_is_decided_anew_by_the_one_that_takes_ove
 
 
 @in_virtual_time
-async def test_a_server_that_comes_back_under_its_revision_with_other_limits_is_taken_at_its_word() -> None:
+async def test_a_server_that_returns_with_other_limits_is_taken_at_its_word() -> None:
     old = new_engine()
     async with FakedPipeline(old).started() as faked:
         assert (await faked.embed("1 " * 40)).code is Code.OUT_OF_RANGE
@@ -175,7 +175,7 @@ async def half_answered() -> AsyncGenerator[tuple[FakedPipeline, Request, FakeEn
 
 
 @in_virtual_time
-async def test_a_request_that_is_half_answered_when_another_revision_takes_over_begins_anew() -> None:
+async def test_a_half_answered_request_begins_anew_when_a_revision_takes_over() -> None:
     async with half_answered() as (faked, request, old, new):
         faked.members.join(new, FakeTokenizer())
         faked.members.leave(old)
@@ -186,7 +186,7 @@ async def test_a_request_that_is_half_answered_when_another_revision_takes_over_
 
 
 @in_virtual_time
-async def test_a_half_answered_request_whose_partition_is_revoked_is_not_begun_anew_by_another_revision() -> None:
+async def test_a_half_answered_request_of_a_revoked_partition_is_not_begun_anew() -> None:
     async with half_answered() as (faked, request, old, new):
         old.failures += [ModelServerLost("gone"), ModelServerLost("gone")]
         faked.pipeline.forget(lambda each: each is request)
@@ -197,7 +197,7 @@ async def test_a_half_answered_request_whose_partition_is_revoked_is_not_begun_a
 
 
 @in_virtual_time
-async def test_a_request_whose_tokens_are_counted_while_another_revision_takes_over_goes_there() -> None:
+async def test_a_request_counted_while_a_revision_takes_over_goes_there() -> None:
     old = new_engine()
     new = new_engine(description=replace(DESCRIPTION, address="new:1", model_revision="r2"))
     async with FakedPipeline(old).started() as faked:

@@ -180,7 +180,7 @@ def test_an_answer_that_cannot_be_given_is_overruled_whole() -> None:
     assert (request.outcomes, request.failed, request.code) == ([FIRST, FIRST], True, FIRST.code)
 
 
-def test_who_begins_anew_keeps_failures_and_forgets_vectors_and_what_a_revision_decided() -> None:
+def test_who_begins_anew_keeps_failures_but_no_vectors_or_decisions() -> None:
     request = parsed("a", "b", "c")
     asked = request.options
     request.options = Options(dimensions=384, asked=asked)

@@ -68,7 +68,7 @@ def new_engine(description: Any = PLAIN, **changes: Any) -> FakeEngine:
 
 
 @in_virtual_time
-async def test_documents_come_in_the_order_of_their_scores_and_those_that_failed_last() -> None:
+async def test_documents_come_in_the_order_of_their_scores_those_failed_last() -> None:
     engine = new_engine()
     async with FakedPipeline(engine).started() as faked:
         answer = await answered(faked, rank("5", "10", "", "30 1", "20", return_documents=True))
@@ -84,14 +84,14 @@ async def test_documents_come_in_the_order_of_their_scores_and_those_that_failed
 
 
 @in_virtual_time
-async def test_top_n_counts_scored_documents_and_leaves_out_their_texts_unless_asked() -> None:
+async def test_top_n_counts_scored_documents_and_omits_texts_unless_asked() -> None:
     async with FakedPipeline(new_engine()).started() as faked:
         answer = await answered(faked, rank("5", "10", "", "30", "20", top_n=2))
     assert [(each.index, each.document) for each in answer.results] == [(2, ""), (3, ""), (1, "")]
 
 
 @in_virtual_time
-async def test_the_second_text_is_marked_and_pairs_that_differ_in_nothing_else_are_computed_apart() -> None:
+async def test_the_second_text_is_marked_and_pairs_differing_only_so_run_apart() -> None:
     engine = new_engine(TYPED)
     async with FakedPipeline(engine).started() as faked:
         # [1 5 2 2 7 2]: once with the second text at 3, once with the word 2 in the first one, and a text by itself
@@ -102,7 +102,7 @@ async def test_the_second_text_is_marked_and_pairs_that_differ_in_nothing_else_a
 
 
 @in_virtual_time
-async def test_the_query_is_tokenized_once_and_equal_documents_are_computed_once() -> None:
+async def test_the_query_is_tokenized_once_and_equal_documents_computed_once() -> None:
     engine = new_engine()
     async with FakedPipeline(engine).started() as faked:
         await answered(faked, rank("what is rain", *("10", "20", "10")))

@@ -228,7 +228,7 @@ floods = st.tuples(st.lists(tokens, max_size=40), st.lists(tokens, max_size=12))
 @given(floods, st.lists(st.tuples(st.booleans(), tokens, st.floats(0.0, 0.1)), min_size=1, max_size=12))
 @settings(max_examples=8)
 @in_virtual_time
-async def test_a_background_of_both_tasks_delays_no_interactive_request_and_does_not_starve(
+async def test_a_background_of_both_tasks_neither_delays_the_urgent_nor_starves(
     flood: tuple[list[int], list[int]], calls: list[tuple[bool, int, float]]
 ) -> None:
     async with both() as faked:

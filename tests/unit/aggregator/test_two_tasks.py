@@ -143,9 +143,7 @@ async def test_a_task_that_no_server_does_is_refused() -> None:
 
 
 @in_virtual_time
-async def test_what_waits_is_refused_some_seconds_after_a_server_of_the_other_task_and_served_once_one_does_it() -> (
-    None
-):
+async def test_what_waits_is_refused_while_only_the_other_task_has_a_server() -> None:
     async with faked_of() as faked:
         request = asked(faked)
         faked.grpc.batcher.add(request)
@@ -190,7 +188,7 @@ async def test_a_task_of_a_model_configured_for_both_waits_for_its_first_server(
 
 
 @in_virtual_time
-async def test_the_tasks_of_a_server_leave_together_and_what_it_ran_resumes_and_is_retried() -> None:
+async def test_a_servers_tasks_leave_together_and_what_it_ran_is_taken_up_again() -> None:
     first, second = server("s:1"), server("s:2")
     async with faked_of(first) as faked:
         asking = [asyncio.create_task(generated(faked, max_tokens=200))]

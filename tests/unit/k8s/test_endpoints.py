@@ -50,7 +50,7 @@ async def test_what_comes_and_goes_is_told(api: FakeKubernetesApi, answers: asyn
     assert await told(answers) == {"10.0.0.3:50061"}
 
 
-async def test_when_none_is_ready_any_more_those_that_were_stay_while_they_are_listed(
+async def test_when_none_is_ready_those_that_were_stay_while_they_are_listed(
     api: FakeKubernetesApi, answers: asyncio.Queue[frozenset[str]]
 ) -> None:
     await told(answers)
@@ -98,14 +98,14 @@ async def test_in_an_outage_the_last_answer_holds(
     assert await told(answers) == {"10.0.0.9:50061"}
 
 
-def test_endpoints_that_are_not_ready_are_no_addresses_and_hosts_of_six_get_brackets() -> None:
+def test_unready_endpoints_are_no_addresses_and_hosts_of_six_get_brackets() -> None:
     assert list(addresses(slice_of("10.0.0.1", ready=False), 1)) == []
     assert list(addresses(slice_of("fd00::1") | {"addressType": "IPv6"}, 1)) == ["[fd00::1]:1"]
     assert list(addresses({"endpoints": [{"addresses": ["10.0.0.1"]}]}, 1)) == ["10.0.0.1:1"]
     assert list(addresses({"endpoints": None}, 1)) == []
 
 
-async def test_where_unready_ones_are_published_their_pods_still_tell_whether_they_are_ready(
+async def test_where_unready_ones_are_published_pods_still_tell_who_is_ready(
     api: FakeKubernetesApi,
 ) -> None:
     api.put(f"{PATH}/one", slice_of("10.0.0.1", ready=True, serving=False))

@@ -156,9 +156,7 @@ def test_spans_have_their_rows_beside_a_batch_without_any(loop: LoopOverFakes, e
     assert documents.step.queries == 3, "queries, not rows"
 
 
-def test_when_a_merged_step_fails_its_batches_run_again_apart_and_the_innocent_are_answered(
-    loop: LoopOverFakes, engine: FakeStepEngine
-) -> None:
+def test_when_a_merged_step_fails_the_innocent_are_answered_apart(loop: LoopOverFakes, engine: FakeStepEngine) -> None:
     innocent, poisoned, bystander = batch_of([1], [2]), batch_of([3], [POISON]), batch_of([4])
     hold(loop, engine, sized(4))
     loop.send(innocent, poisoned, bystander)
@@ -173,7 +171,7 @@ def test_when_a_merged_step_fails_its_batches_run_again_apart_and_the_innocent_a
     assert good.step.composition is Composition.ISOLATED
 
 
-def test_when_the_engine_breaks_the_waiting_are_refused_and_a_new_engine_serves() -> None:
+def test_a_broken_engine_refuses_the_waiting_and_a_new_engine_serves() -> None:
     first, second = FakeStepEngine(), opened()
     loop = serving(first, second)
     hold(loop, first, batch_of([DEADLY]))
@@ -202,7 +200,7 @@ def test_of_a_merged_step_that_breaks_the_engine_nobody_is_blamed() -> None:
     loop.close()
 
 
-def test_a_report_tells_the_steps_time_the_idle_time_before_it_and_the_wait() -> None:
+def test_a_report_tells_a_steps_time_the_idle_time_before_it_and_the_wait() -> None:
     engine = FakeStepEngine()
     loop = serving(engine)
     loop.now_s = 10.0
@@ -252,7 +250,7 @@ def test_eight_failed_steps_in_a_row_take_the_engine_out_of_service(engine: Fake
     loop.close()
 
 
-def test_an_engine_that_breaks_again_before_its_first_good_step_ends_the_process(engine: FakeStepEngine) -> None:
+def test_an_engine_that_breaks_again_before_a_good_step_ends_the_process(engine: FakeStepEngine) -> None:
     loop = serving(engine, opened())
     loop.send(batch_of([1]), batch_of([DEADLY], isolated=True))
     loop.until(*REBUILT)
@@ -260,7 +258,7 @@ def test_an_engine_that_breaks_again_before_its_first_good_step_ends_the_process
     loop.until(*REBUILT, EngineState.FAILED)
 
 
-def test_on_a_gpu_an_engine_that_breaks_is_not_built_again_in_the_process_that_holds_its_memory() -> None:
+def test_on_a_gpu_a_broken_engine_is_not_rebuilt_in_the_same_process() -> None:
     loop = serving(opened(replace(facts_of(), on_cpu=False)), FakeStepEngine())
     loop.send(batch_of([DEADLY]))
     loop.until(EngineState.SERVING, EngineState.FAILED)

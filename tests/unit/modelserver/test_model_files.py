@@ -125,7 +125,7 @@ def test_a_model_is_what_its_files_say(model: Path, name: str, content: Any, sai
         ({"is_causal": False}, False),
     ],
 )
-def test_a_model_that_attends_in_both_directions_does_not_generate_whatever_it_is_called(
+def test_a_model_that_attends_in_both_directions_never_generates(
     entries: dict[str, Any], causal: bool, model: Path
 ) -> None:
     write(model, "config.json", {"architectures": ["Qwen3ForCausalLM"], **entries})
@@ -149,7 +149,7 @@ def test_a_model_that_attends_in_both_directions_does_not_generate_whatever_it_i
         ({"model_type": "bert", "position_embedding_type": "alibi"}, {"max_seq_length": 600}, 600),
     ],
 )
-def test_an_input_is_no_longer_than_the_rows_that_the_table_of_positions_has_for_tokens(
+def test_an_input_is_no_longer_than_the_position_rows_for_tokens(
     config: dict[str, Any], sentence: dict[str, Any], longest: int, model: Path
 ) -> None:
     write(model, "config.json", {"max_position_embeddings": 66, "pad_token_id": 1, **config})
@@ -157,7 +157,7 @@ def test_an_input_is_no_longer_than_the_rows_that_the_table_of_positions_has_for
     assert model_files.read(model, "").max_input_tokens == longest
 
 
-def test_the_limit_of_sentence_transformers_counts_before_that_of_the_tokenizer(model: Path) -> None:
+def test_the_limit_of_sentence_transformers_goes_before_the_tokenizers(model: Path) -> None:
     write(model, "tokenizer_config.json", {"model_max_length": 64})
     write(model, "sentence_bert_config.json", {"max_seq_length": 128})
     assert model_files.read(model, "").max_input_tokens == 128
@@ -178,7 +178,7 @@ def test_a_tokenization_that_is_not_applied_is_refused(model: Path, name: str, c
         model_files.read(model, "")
 
 
-def test_an_adapter_whose_texts_are_lowered_is_refused_where_those_of_its_model_are_not(model: Path) -> None:
+def test_an_adapter_that_lowers_texts_is_refused_if_its_model_does_not(model: Path) -> None:
     adapter = model / "adapter"
     adapter.mkdir()
     write(adapter, "adapter_config.json", {})
@@ -244,6 +244,6 @@ def test_the_revision_follows_from_configuration_and_weights(model: Path) -> Non
     assert model_files.read(model, "").revision not in (before, retrained)
 
 
-def test_the_fingerprint_is_the_digest_of_names_sizes_and_contents_in_the_order_of_the_names() -> None:
+def test_the_fingerprint_digests_names_sizes_and_contents_in_name_order() -> None:
     expected = hashlib.sha256(b"a.json\0002\000{}tokenizer.json\0003\000abc").hexdigest()
     assert tokenizer_fingerprint({"tokenizer.json": b"abc", "a.json": b"{}"}) == expected

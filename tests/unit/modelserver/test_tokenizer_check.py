@@ -43,7 +43,7 @@ def test_a_tokenizer_that_is_whole_in_its_file_passes(model: Path) -> None:
     compare(model)
 
 
-def test_one_whose_texts_are_lowered_for_sentence_transformers_passes_and_lowers(model: Path) -> None:
+def test_one_lowering_texts_for_sentence_transformers_passes_and_lowers(model: Path) -> None:
     make_cased(model)
     compare(model)
     change(model, "sentence_bert_config.json", do_lower_case=True, max_seq_length=64)
@@ -90,7 +90,7 @@ def test_a_tokenizer_that_transformers_cannot_load_is_refused(model: Path) -> No
 @pytest.mark.parametrize(
     ("lower", "saved_again", "refused"), [(True, False, False), (False, True, False), (True, True, True)]
 )
-def test_a_cased_model_with_a_limit_has_the_tokens_of_sentence_transformers_or_is_refused(
+def test_a_cased_model_with_a_limit_has_its_librarys_tokens_or_is_refused(
     lower: bool, saved_again: bool, refused: bool, model: Path, tmp_path: Path
 ) -> None:
     """In the old layout and the newest, whose tokenizer.json lowers and is loaded as one that does not."""

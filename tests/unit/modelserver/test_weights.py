@@ -67,7 +67,7 @@ def test_what_is_wrong_with_a_model_is_told_in_one_line(spoil: Callable[[Path], 
     assert "\n" not in str(refused.value)
 
 
-def test_a_model_that_does_not_fit_into_the_memory_is_refused_with_both_figures(model: Path) -> None:
+def test_a_model_larger_than_the_memory_is_refused_with_both_figures(model: Path) -> None:
     with pytest.raises(CannotStart, match=r"take at least 0\.0 GiB, and 0\.0 GiB of memory are free: free some"):
         check(model, 1 << 20)
 
@@ -75,7 +75,7 @@ def test_a_model_that_does_not_fit_into_the_memory_is_refused_with_both_figures(
 @pytest.mark.parametrize(
     ("said", "free_bytes"), [("1000\n234", 1234 << 20), ("[N/A]", sys.maxsize), (None, sys.maxsize)]
 )
-def test_the_memory_of_gpus_is_what_their_driver_says_is_free_or_not_limited(
+def test_the_memory_of_gpus_is_what_the_driver_calls_free_or_unlimited(
     said: str | None, free_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if said is not None:

@@ -12,7 +12,7 @@ from aggregator.scheduler.work_item import Priority
 INTERACTIVE, DEFAULT, BACKGROUND = Priority
 
 
-def test_classes_of_kafka_stop_at_their_share_and_start_again_well_below_it() -> None:
+def test_classes_of_kafka_stop_at_their_share_and_restart_well_below_it() -> None:
     admission = Admission(AdmissionPolicy(1000))
     stopped: dict[int, frozenset[Priority]] = {}
     for held in (499, 500, 749, 750, 1000, 801, 799, 601, 599, 401, 400, 399):
@@ -48,7 +48,7 @@ def test_what_is_held_is_counted_until_it_is_released() -> None:
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(Priority), st.integers(1, 120)), max_size=80))
-def test_intake_that_stops_when_told_overshoots_by_no_more_than_one_delivery(
+def test_intake_that_stops_when_told_overshoots_by_one_delivery_at_most(
     consumer: list[tuple[Priority, int]],
 ) -> None:
     admission = Admission(AdmissionPolicy(1000))
@@ -189,7 +189,7 @@ def test_a_call_is_told_which_bound_it_does_not_fit(
     assert admission.full(tenant, tokens) == full
 
 
-def test_a_tenant_that_floods_leaves_a_fifth_of_what_is_free_for_the_first_calls_of_another() -> None:
+def test_a_flooding_tenant_leaves_a_fifth_of_what_is_free_to_first_calls() -> None:
     admission = Admission(AdmissionPolicy(1000))
     assert fill(admission, "a") == 800
     assert admission.full("a", 1) == Full(Bound.TENANT, 161, 800)
@@ -199,7 +199,7 @@ def test_a_tenant_that_floods_leaves_a_fifth_of_what_is_free_for_the_first_calls
     assert fill(beside_kafka, "a") == 400
 
 
-def test_ahead_of_what_a_tenant_sends_next_is_what_it_holds_and_as_much_of_each_other() -> None:
+def test_ahead_of_a_tenants_next_is_what_it_holds_and_as_much_of_others() -> None:
     admission = Admission(AdmissionPolicy(1000))
     admission.charge(200, refusable=False)
     admission.charge(100, "b", refusable=True)
@@ -214,7 +214,7 @@ def test_ahead_of_what_a_tenant_sends_next_is_what_it_holds_and_as_much_of_each_
     assert full.ahead_tokens == 300
 
 
-def test_a_tenant_that_was_refused_stays_so_until_well_below_its_share_and_others_do_not() -> None:
+def test_only_a_refused_tenant_stays_so_until_well_below_its_share() -> None:
     admission = Admission(AdmissionPolicy(1000))
     fill(admission, "a")
     for left in range(160):
@@ -226,7 +226,7 @@ def test_a_tenant_that_was_refused_stays_so_until_well_below_its_share_and_other
     assert fill(admission, "a") == 161
 
 
-def test_calls_without_a_tenant_that_were_refused_stay_so_until_well_below_what_kafka_leaves_them() -> None:
+def test_refused_calls_of_no_tenant_stay_so_until_well_below_their_part() -> None:
     admission = Admission(AdmissionPolicy(1000))
     admission.charge(500, refusable=False)
     assert fill(admission, "") == 500

@@ -78,7 +78,7 @@ def failures(of: Request) -> list[Code | None]:
     return [outcome.code if isinstance(outcome, Failure) else None for outcome in of.outcomes]
 
 
-def test_texts_are_counted_and_ids_are_taken_as_they_are_each_in_its_place() -> None:
+def test_texts_are_counted_and_ids_taken_as_they_are_each_in_its_place() -> None:
     intake = Intake()
     one = request("10 11", packed(1, 5, 2), "12")
     assert intake.put(one) == []
@@ -123,9 +123,7 @@ def test_the_prompt_of_its_type_goes_before_a_text_and_never_before_ids(input_ty
     ("truncate", "kept"),
     [(pb.TRUNCATE_END, [*range(31), 39]), (pb.TRUNCATE_START, [0, *range(9, 40)]), (pb.TRUNCATE_NONE, None)],
 )
-def test_ids_beyond_the_models_limit_are_cut_at_the_end_that_was_asked_for_or_refused(
-    truncate: int, kept: list[int] | None
-) -> None:
+def test_ids_beyond_the_models_limit_are_cut_at_the_asked_end_or_refused(truncate: int, kept: list[int] | None) -> None:
     intake = Intake()
     one = request(packed(*range(40)), options=Options(dimensions=4, truncate=truncate))
     completed = intake.put(one)
@@ -144,7 +142,7 @@ def test_an_input_as_long_as_the_model_takes_is_left_whole() -> None:
     assert intake.queued() == [packed(*range(32))]
 
 
-def test_what_broke_the_engine_before_is_refused_and_its_neighbours_are_not() -> None:
+def test_what_broke_the_engine_before_is_refused_but_not_its_neighbours() -> None:
     intake = Intake()
     poison = packed(1, 66, 2)
     retries = intake.model_revision.dispatcher.retries
@@ -175,7 +173,7 @@ def test_inputs_that_had_their_outcome_are_neither_counted_nor_queued() -> None:
     assert [query.index for query in one.queries] == [0, 2]
 
 
-def test_a_request_of_which_nothing_is_left_is_completed_and_one_that_was_given_up_is_not_told() -> None:
+def test_an_emptied_request_is_completed_and_one_given_up_is_not_told() -> None:
     intake = Intake()
     refused, gone = request("5 " * 40), request("5 " * 40)
     gone.given_up = True
@@ -191,7 +189,7 @@ def test_a_call_that_finds_no_room_is_refused_and_takes_none() -> None:
     assert (intake.admission.total, second.held, second.admitted) == (8, None, False)
 
 
-def test_what_came_by_kafka_is_taken_without_room_and_counts_against_its_tenants_rate() -> None:
+def test_kafkas_records_need_no_room_and_count_against_their_tenants_rate() -> None:
     intake = Intake(most=10, quotas=QuotaPolicy(10.0, burst_s=1.0))
     records = [request("1 1 1 1", source=KAFKA, tenant="a") for _ in range(4)]
     assert intake.put(*records) == []
@@ -241,9 +239,7 @@ def prompted(*inputs: str, messages: Sequence[Message] = (), tenant: str = "") -
         (prompted("", messages=[Message(role="user", content="3 4")], tenant="t"), packed(3, 4)),
     ],
 )
-def test_a_prompt_or_a_chat_is_queued_until_its_first_token_and_holds_what_its_new_tokens_are_likely_to_take(
-    asked: Request, prompt: bytes
-) -> None:
+def test_a_prompt_is_queued_to_its_first_token_and_holds_its_likely_load(asked: Request, prompt: bytes) -> None:
     generating = GenerationCosts(fixed_s=0.1, per_sequence_s=0.002, per_token_s=0.001, kv_tokens=1000, max_sequences=50)
     intake = Intake(generation=generating)
     intake.model_revision.tokenizer = Chatting()
@@ -285,14 +281,14 @@ def test_a_prompt_or_a_chat_is_queued_until_its_first_token_and_holds_what_its_n
         ),
     ],
 )
-def test_a_prompt_that_leaves_no_room_for_a_text_or_says_nothing_is_refused(asked: Request, failure: Failure) -> None:
+def test_a_prompt_that_says_nothing_or_leaves_no_room_for_text_is_refused(asked: Request, failure: Failure) -> None:
     intake = Intake()
     intake.model_revision.tokenizer = Chatting()
     assert intake.put(asked) == [asked]
     assert asked.failure == failure
 
 
-def test_a_text_that_is_likely_to_have_no_token_in_time_is_refused_and_through_kafka_waits() -> None:
+def test_a_text_likely_to_be_late_is_refused_and_through_kafka_waits() -> None:
     """One place, whose text takes about 64 steps of 2 ms; three texts wait for it."""
     intake = Intake()
     model_revision = intake.model_revision

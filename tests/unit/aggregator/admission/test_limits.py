@@ -68,7 +68,7 @@ class Obedient:
 @pytest.mark.slow
 @pytest.mark.parametrize("tenant", ["", "a"])
 @in_virtual_time
-async def test_who_comes_again_when_told_asks_a_few_times_beside_a_queue_of_ten_seconds(tenant: str) -> None:
+async def test_who_returns_when_told_asks_a_few_times_at_a_queue_of_ten_seconds(tenant: str) -> None:
     faked = FakedPipeline(new_engine(slowness=330.0), max_held_tokens=1000, queue=NO_SHARING)  # 100 tokens a second
     faked.pipeline._limits = AdmissionLimits(Quotas(QuotaPolicy()), jitter=random.Random(1).random)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     async with faked.started():
@@ -174,7 +174,7 @@ def test_who_finds_the_model_full_is_told_to_come_when_there_will_be_room() -> N
     assert intake.retry_s(call("b"), 1000) == pytest.approx(0.02)
 
 
-def test_who_was_refused_is_told_to_come_while_what_its_tenant_holds_is_served() -> None:
+def test_the_refused_are_told_to_come_while_their_tenants_work_is_served() -> None:
     for jitter in (0.0, 0.5, 1.0):
         intake = Intake(jitter=jitter)
         intake.admission.charge(800, "a", refusable=True)
@@ -183,7 +183,7 @@ def test_who_was_refused_is_told_to_come_while_what_its_tenant_holds_is_served()
         assert intake.retry_s(call("a"), 10) == pytest.approx(0.0228 + jitter * 0.09, abs=1e-4)
 
 
-def test_what_leaves_while_callers_are_refused_says_more_than_what_replicas_could_do() -> None:
+def test_what_leaves_during_refusals_says_more_than_what_replicas_can_do() -> None:
     intake = Intake()
     intake.admission.charge(1000, "a", refusable=True)
     assert intake.retry_s(call("a"), 10) < 0.1
@@ -191,7 +191,7 @@ def test_what_leaves_while_callers_are_refused_says_more_than_what_replicas_coul
     assert intake.retry_s(call("a"), 310, now_s=100.5) == pytest.approx((0.36 * 1260 - 0.64 * 50) / 100, abs=0.01)
 
 
-def test_who_used_a_rate_up_is_told_to_come_when_it_allows_that_much_again() -> None:
+def test_who_used_a_rate_up_is_told_to_come_when_it_allows_as_much_again() -> None:
     intake = Intake(QuotaPolicy(100.0, burst_s=10.0))
     intake.limits.charge(call(), 1000, 100.0)
     assert intake.retry_s(call(), 150) == pytest.approx(1.5)
@@ -201,7 +201,7 @@ def test_who_used_a_rate_up_is_told_to_come_when_it_allows_that_much_again() -> 
 @pytest.mark.parametrize(
     ("owed", "jitter", "told_s"), [(1, 0.0, 0.02), (1, 0.5, 5.02), (900, 0.0, 9.0), (900, 0.5, 14.0)]
 )
-def test_nobody_is_told_to_come_at_once_or_ever_so_late_and_not_all_together(
+def test_nobody_is_told_to_come_at_once_or_ever_so_late_or_all_together(
     owed: int, jitter: float, told_s: float
 ) -> None:
     intake = Intake(QuotaPolicy(100.0, burst_s=10.0), jitter=jitter)
@@ -223,7 +223,7 @@ def test_room_that_comes_after_the_deadline_is_told_as_well(left_s: float) -> No
     assert intake.retry_s(call(in_s=left_s), 100) == pytest.approx(1.0)
 
 
-def test_the_limits_are_checked_in_one_order_and_the_first_one_reached_is_told() -> None:
+def test_limits_are_checked_in_one_order_and_the_first_reached_is_told() -> None:
     intake = Intake(QuotaPolicy(100.0, burst_s=1.0), max_reply_bytes=1023)
     generating = GeneratingReplica("a", UNMEASURED, 100, ReplicaPolicy(), kv_tokens=4096, max_sequences=1)
     intake.dispatcher.replicas["a"] = generating
@@ -248,7 +248,7 @@ def test_the_limits_are_checked_in_one_order_and_the_first_one_reached_is_told()
     assert "first_token_timeout" in told("b", small)
 
 
-def test_a_limits_holds_each_tenant_to_its_part_of_the_rate_that_the_settings_give_it() -> None:
+def test_each_tenant_is_held_to_its_part_of_the_rate_in_the_settings() -> None:
     tenants = {
         "tokens_per_s": 200.0,
         "rates": {"b": 20.0},

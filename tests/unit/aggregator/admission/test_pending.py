@@ -45,7 +45,7 @@ def test_tokens_are_those_of_what_is_pending_now() -> None:
     assert pending.tokens == 0
 
 
-def test_a_model_is_full_for_every_class_once_what_is_pending_would_fill_it() -> None:
+def test_a_model_is_full_for_every_class_once_pending_work_would_fill_it() -> None:
     model = Model("m", (), Admission(AdmissionPolicy(max_tokens=100)))
     pending = model.tasks[Task.EMBED].pending
     pending.append(request("x" * 399))
@@ -56,7 +56,7 @@ def test_a_model_is_full_for_every_class_once_what_is_pending_would_fill_it() ->
     assert model.full() == frozenset()
 
 
-def test_one_that_nobody_waits_for_any_more_is_taken_out_with_its_texts_and_its_deadline() -> None:
+def test_one_that_nobody_awaits_is_taken_out_with_its_texts_and_deadline() -> None:
     pending = Pending()
     first, second = request("x" * 400, 1.0), request("y" * 80, 2.0)
     for each in (first, second):

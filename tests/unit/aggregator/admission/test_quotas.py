@@ -120,7 +120,7 @@ def _remembered(bucket: Quotas) -> set[str]:
     return set(bucket._buckets)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
-def test_a_full_bucket_makes_nobody_wait_and_an_empty_one_as_long_as_it_takes_to_fill() -> None:
+def test_a_full_bucket_makes_nobody_wait_and_an_empty_one_until_it_fills() -> None:
     bucket = Quotas(QuotaPolicy(default_rate=10.0, burst_s=3.0))
     assert bucket.wait_s("a", 30, 5.0) == 0.0
     bucket.charge("a", 30, 5.0)

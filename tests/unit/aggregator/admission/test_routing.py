@@ -59,7 +59,7 @@ def test_options_are_made_definite_for_each_request_as_it_asked() -> None:
     routing(check)
 
 
-def test_what_expired_on_arrival_is_counted_and_so_is_a_deadline_of_this_very_moment() -> None:
+def test_what_expires_on_arrival_or_at_this_very_moment_is_counted() -> None:
     def check(faked: FakedPipeline) -> None:
         requests = [faked.request("1", in_s=in_s) for in_s in (-5.0, -1.0, 0.0, 1.0)]
         now_s = requests[3].deadline_s - 1.0
@@ -98,7 +98,7 @@ def test_what_nobody_thought_of_harms_only_the_request_it_befell() -> None:
 
 
 @in_virtual_time
-async def test_records_wait_for_a_first_server_of_their_model_and_calls_for_a_minute() -> None:
+async def test_records_await_a_first_server_of_their_model_calls_for_a_minute() -> None:
     faked = FakedPipeline()
     faked.embeds.unavailable_since_s = 0.0
     record, early, late = faked.request("1", source=KAFKA), faked.request("2"), faked.request("3")
@@ -132,7 +132,7 @@ async def test_a_canary_serves_its_share_of_the_requests(share: float) -> None:
     assert served.count("r2") == pytest.approx(share * len(served), abs=0.03 * len(served) * (0 < share < 1))
 
 
-def test_a_request_that_comes_again_is_served_by_the_same_revision_whatever_came_between() -> None:
+def test_a_request_that_returns_is_served_by_the_revision_that_it_had() -> None:
     canary = Canary("r2", 0.5)
     served = {name: canary.serves(name) for name in ("topic-0-1", "topic-0-2", "\ud800", "", *map(str, range(50)))}
     assert set(served.values()) == {True, False}
@@ -149,7 +149,7 @@ async def test_where_one_revision_has_no_server_the_other_serves_all(share: floa
 
 
 @in_virtual_time
-async def test_of_the_revisions_that_are_not_on_trial_the_one_with_most_servers_serves_the_rest() -> None:
+async def test_the_revision_with_most_servers_serves_what_those_on_trial_do_not() -> None:
     _, served = on_trial(0.0, "r0", "r2", "r2", "r1", "r1")
     assert set(served) == {"r1"}
 

@@ -59,7 +59,7 @@ def ids(counted: Counted) -> list[int]:
     return found
 
 
-def test_a_text_that_is_surely_too_long_is_refused_uncounted_and_the_others_are_counted() -> None:
+def test_a_text_surely_too_long_is_refused_uncounted_and_others_counted() -> None:
     intake = Intake()
     refused, counted = intake.long("x" * (CALL + 1), "9 " * 30)
     assert told(refused) == "more than 65536 characters"
@@ -87,7 +87,7 @@ def test_a_text_is_read_from_the_side_that_is_kept(truncate: int, first: str, la
     assert ("start" in read, "end" in read) == (truncate == pb.TRUNCATE_END, truncate == pb.TRUNCATE_START)
 
 
-def test_of_a_text_that_the_tokenizer_cannot_take_no_more_is_read_and_the_others_are_counted() -> None:
+def test_no_more_is_read_of_an_untokenizable_text_and_others_are_counted() -> None:
     intake = Intake()
     broken, fine = intake.long("uncountable " + "9 " * 10_000, "9 " * 10_000, truncate=pb.TRUNCATE_END)
     assert isinstance(broken, Failure)
@@ -117,13 +117,13 @@ def test_texts_of_one_request_go_together_in_calls_of_a_bounded_size(
     assert [ids(each)[1] for each in counted] == [*range(len(sizes))]
 
 
-def test_short_texts_hold_up_whom_they_are_counted_with_no_longer_than_that() -> None:
+def test_short_texts_hold_up_those_counted_with_them_no_longer_than_that() -> None:
     intake = Intake()
     assert [ids(each) for each in intake.together("5", "6 7")] == [[1, 5, 2], [1, 6, 7, 2]]
     assert intake.counting.long == [False]
 
 
-def test_requests_are_counted_together_up_to_a_bound_and_long_ones_by_themselves() -> None:
+def test_requests_are_counted_together_up_to_a_bound_and_long_ones_alone() -> None:
     requests = [request("x" * size) for size in (CALL // 4, CALL // 4, CALL // 4 + 1, CALL // 4, CALL // 4, 1)]
     requests.append(request("x" * (CALL // 4), "y"))
     portions, long = apart(requests)

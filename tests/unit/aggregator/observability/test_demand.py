@@ -77,7 +77,7 @@ def metered(clock: ManualClock, window_s: float = 15.0) -> tuple[FakedPipeline, 
 
 
 @in_virtual_time
-async def test_requests_count_with_all_their_inputs_whatever_name_their_model_goes_by() -> None:
+async def test_requests_count_with_all_their_inputs_by_any_name_of_their_model() -> None:
     clock = ManualClock(1000.0)
     faked, meter = metered(clock, window_s=1e6)  # long enough to forget nothing
     requests = [faked.request("1", "2", "3"), faked.request("4", model="alias"), faked.request("5", model="none")]
@@ -140,7 +140,7 @@ async def test_a_report_says_how_busy_the_loop_was_and_what_is_configured() -> N
 
 
 @in_virtual_time
-async def test_entries_of_a_stream_that_wait_are_reported_with_the_mean_length_of_its_requests() -> None:
+async def test_waiting_stream_entries_are_reported_with_the_mean_request_length() -> None:
     faked, meter = metered(ManualClock(1000.0))
     request = any_request("1", model=MODEL, source=FakeSource(REDIS, refusable=False))
     meter.arrived(REDIS, [request])
@@ -152,7 +152,7 @@ async def test_entries_of_a_stream_that_wait_are_reported_with_the_mean_length_o
 
 
 @in_virtual_time
-async def test_servers_of_both_tasks_are_reported_once_and_their_memory_by_the_recent_share_of_texts() -> None:
+async def test_servers_of_both_tasks_are_reported_once_and_memory_by_text_share() -> None:
     async with faked_of(server("s:1"), server("s:2")) as faked:
         await generated(faked)
         (replicas,) = (each.dispatcher.replicas for each in faked.embeds.revisions.values())
@@ -175,7 +175,7 @@ async def test_servers_of_both_tasks_are_reported_once_and_their_memory_by_the_r
 
 
 @in_virtual_time
-async def test_a_promise_is_told_with_how_it_was_kept_and_whether_budgets_can_still_fall() -> None:
+async def test_a_promise_is_told_with_how_it_was_kept_and_if_budgets_can_fall() -> None:
     async with FakedPipeline(
         new_engine(slowness=100.0), goal=SlaGoal(answer_s=0.004, min_tokens=16)
     ).started() as faked:
@@ -191,7 +191,7 @@ async def test_a_promise_is_told_with_how_it_was_kept_and_whether_budgets_can_st
 
 
 @in_virtual_time
-async def test_requests_of_a_model_that_is_not_there_keep_no_others_from_being_counted() -> None:
+async def test_requests_of_an_absent_model_keep_no_others_from_being_counted() -> None:
     clock = ManualClock(1000.0)
     faked, meter = metered(clock, window_s=1e6)
     requests = [faked.request("1", model="none"), *(faked.request(str(number)) for number in range(4))]

@@ -82,7 +82,7 @@ def test_a_batch_shows_its_size_its_fill_and_its_reason() -> None:
     assert shown["embed.engine.idle"][0].value == 0.001
 
 
-def test_a_generation_shows_its_tokens_its_duration_and_the_time_between_tokens() -> None:
+def test_a_generation_shows_its_tokens_duration_and_time_between_tokens() -> None:
     buffer = MetricsBuffer()
     generation = Generation(Sampling(), first_token_s=11.0)
     generation.prompt_ids = bytes(4 * 3)
@@ -131,7 +131,7 @@ def test_answers_are_counted_by_code_and_the_late_ones_apart() -> None:
 
 
 @in_virtual_time
-async def test_gauges_say_how_queues_replicas_and_partitions_are_and_nothing_of_what_is_not_known() -> None:
+async def test_gauges_tell_of_queues_replicas_and_partitions_only_what_is_known() -> None:
     async with FakedPipeline(new_engine()).started() as faked:
         found = gauge_values(faked.pipeline.models, BACKLOGS)
         shown = {instrument.name: series for instrument, series in found.items()}
@@ -190,7 +190,7 @@ def test_what_alerts_watch_has_a_series_before_anything_happens() -> None:
     assert [(point.attributes["topic"], point.value) for point in shown["embed.consumer.lost"]] == [("t", 0)]
 
 
-def test_texts_that_both_tokenizers_read_are_counted_and_those_that_differ() -> None:
+def test_texts_both_tokenizers_read_are_counted_and_those_that_differ() -> None:
     buffer = MetricsBuffer()
     metrics = Metrics(buffer)
     metrics.tokenizer_checked(1, 0)

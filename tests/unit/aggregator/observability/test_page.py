@@ -146,7 +146,7 @@ def test_nothing_is_read_and_no_thread_runs_without_a_viewer(started: Telemetry,
         assert "history" in viewer.event()
 
 
-def test_many_viewers_share_each_event_and_one_more_is_refused_with_a_time_to_come_back(
+def test_viewers_share_each_event_and_one_too_many_is_told_when_to_return(
     started: Telemetry, feed: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(viewers, "MOST_VIEWERS", 20)
@@ -163,9 +163,7 @@ def test_many_viewers_share_each_event_and_one_more_is_refused_with_a_time_to_co
             viewer.__exit__()
 
 
-def test_a_slow_reader_holds_up_nobody_and_gets_the_latest_state_when_it_reads(
-    started: Telemetry, feed: Counting
-) -> None:
+def test_a_slow_reader_holds_up_nobody_and_gets_the_latest_when_it_reads(started: Telemetry, feed: Counting) -> None:
     feed.size = 200_000
     with Viewer(started, receive_bytes=4096) as slow, Viewer(started) as quick:
         for _ in range(5):

@@ -48,7 +48,7 @@ def test_nothing_is_kept_while_nobody_looks() -> None:
     assert not any(recorder.take())
 
 
-def test_batches_are_kept_for_a_minute_after_the_last_look_and_latencies_for_two_seconds() -> None:
+def test_batches_are_kept_a_minute_from_a_look_and_latencies_two_seconds() -> None:
     clock = ManualClock(10.0)
     recorder = Recorder(clock)
     recorder.look()
@@ -64,7 +64,7 @@ def test_batches_are_kept_for_a_minute_after_the_last_look_and_latencies_for_two
     assert not recorder.kept()
 
 
-def test_the_time_to_the_first_token_is_that_of_generations_that_began_with_this_batch() -> None:
+def test_the_time_to_the_first_token_is_of_generations_this_batch_began() -> None:
     recorder = Recorder(ManualClock(10.0))
     recorder.look()
     for first_token_s in (10.5, 8.0, inf):

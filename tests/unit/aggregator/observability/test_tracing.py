@@ -153,7 +153,7 @@ def test_a_failure_is_marked_by_its_type_and_never_by_its_words(
     assert (span.attributes or {})["error.type"] == "ValueError"
 
 
-def test_without_an_exporter_nothing_is_made_and_requests_are_not_even_read() -> None:
+def test_without_an_exporter_nothing_is_made_and_no_request_is_read() -> None:
     class Unread:
         def __iter__(self) -> Iterator[Request]:
             raise AssertionError("requests were read")

@@ -26,7 +26,7 @@ def test_two_runs_remember_what_one_would(start: int, first: list[int], second: 
     assert after.position == next(offset for offset in range(400) if offset not in done)
 
 
-def test_offsets_without_a_letter_hold_nothing_back_and_those_before_them_do() -> None:
+def test_offsets_with_no_letter_hold_nothing_back_those_before_them_do() -> None:
     done = Offsets(5)
     done.pass_over(5, 8)
     assert done.position == 8

@@ -75,7 +75,7 @@ def test_dimensions_that_the_model_has_not_are_refused(dimensions: list[int]) ->
 
 
 @pytest.mark.parametrize("dimensions", [1, 384, 1000, 4096])
-def test_a_step_holds_as_many_queries_as_one_message_can_answer_and_no_more(dimensions: int) -> None:
+def test_a_step_holds_as_many_queries_as_one_message_can_answer(dimensions: int) -> None:
     found = checked_description("a:1", describe_response(dimensions=dimensions, step_query_capacity=2**30))
     assert isinstance(found.step_query_capacity, int)
     room = 64 * 2**20 - found.step_query_capacity * dimensions * 4
@@ -98,7 +98,7 @@ def test_a_step_holds_as_many_queries_as_one_message_can_answer_and_no_more(dime
         ({"rule": ""}, False),
     ],
 )
-def test_a_curve_may_lack_all_but_one_of_its_times_and_is_none_if_no_step_could_follow_it(
+def test_a_curve_may_lack_all_but_one_time_and_is_none_if_no_step_follows(
     changes: dict[str, Any], *, known: bool
 ) -> None:
     said = describe_response()
@@ -117,7 +117,7 @@ def test_the_sizes_that_a_server_has_graphs_for_are_part_of_its_curve() -> None:
     assert curve.time_s(17) == curve.time_s(64)
 
 
-def test_the_vectors_come_in_the_order_of_their_queries_with_what_the_step_was_like() -> None:
+def test_vectors_come_in_the_order_of_their_queries_with_the_step_told() -> None:
     result = checked_result(BATCH, 2, answer())
     assert result.matrix.tolist() == [[0.0, 1.0], [2.0, 3.0]]
     assert result.errors == ()
@@ -193,7 +193,7 @@ def test_whatever_would_make_answers_differ_between_two_servers_is_named(changes
     assert differences(description(), replace(description(), **changes)) == [named]
 
 
-def test_servers_may_differ_in_speed_and_size_but_for_the_context_of_those_that_generate() -> None:
+def test_servers_may_differ_but_for_the_context_of_those_that_generate() -> None:
     costs = GenerationCosts(0.01, 0.001, 0.0001, 4096, 8)
     sizes = {"step_token_capacity": 9, "step_query_capacity": 9, "max_input_tokens": 512, "curve": None}
     assert differences(description(), description(address="b:1", instance_id="2", **sizes)) == []
@@ -231,7 +231,7 @@ def generates(**profile: float) -> ServerDescription:
     ("fixed_s", "per_token_s", "budget"),
     [(2**-6, 2**-10, 9 * 16), (2**-6, 0.0, 8192), (1.0, 2**-10, 8192), (0.0, 2**-10, 1)],
 )
-def test_a_batch_of_prompts_takes_nine_times_the_fixed_time_of_a_step_within_what_a_step_holds(
+def test_a_batch_of_prompts_takes_nine_times_a_steps_fixed_time(
     fixed_s: float, per_token_s: float, budget: int
 ) -> None:
     curve = Curve(0.0, fixed_s, per_token_s, budget, Rule.THROUGHPUT, 8192)
@@ -298,7 +298,7 @@ def test_servers_of_different_tasks_share_the_tokenizer_and_no_more() -> None:
     assert differences(generates, replace(generates, max_input_tokens=7))
 
 
-def test_an_answer_reports_the_room_beside_decoding_of_a_server_that_also_generates() -> None:
+def test_a_generating_servers_answer_reports_the_room_beside_decoding() -> None:
     report = checked_result(BATCH, 2, answer(decoding_sequences=7, embed_room_tokens=0)).report
     assert (report.decoding_sequences, report.embed_room_tokens) == (7, 0)
     report = checked_result(BATCH, 2, answer()).report

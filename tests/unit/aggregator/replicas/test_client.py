@@ -74,7 +74,7 @@ async def test_a_batch_larger_than_grpcs_usual_limit_goes_through(engine: GrpcMo
         (grpc.StatusCode.INVALID_ARGUMENT, EngineFailed),
     ],
 )
-async def test_a_status_says_whether_the_server_was_busy_lost_or_its_engine_failed(
+async def test_a_status_says_if_a_server_was_busy_or_lost_or_its_engine_failed(
     server: FakeModelServer, engine: GrpcModelServer, code: grpc.StatusCode, error: type[BatchFailed]
 ) -> None:
     def refuse(_: pb.EmbedBatchRequest) -> pb.EmbedBatchResponse:
@@ -138,7 +138,7 @@ def never() -> StreamStreamCall:
     raise AssertionError("no call is opened")
 
 
-def test_the_last_steps_are_kept_as_they_were_reported_and_the_load_is_that_of_the_last() -> None:
+def test_the_last_steps_are_kept_as_reported_and_the_load_is_the_lasts() -> None:
     call = GenerateCall(description(), never, lambda _: ModelServerLost("x"), Costs(MetricsBuffer()))
     before = call.load
     for prompt_tokens in range(600):
@@ -166,7 +166,7 @@ def charged(*seconds: float, accounts: int | None = None) -> pb.GenerateStep:
     return pb.GenerateStep(accounts=np.array(numbers, "<u4").tobytes(), account_s=np.array(seconds, "<f8").tobytes())
 
 
-def test_the_parts_of_steps_are_counted_for_those_whose_sequences_they_computed() -> None:
+def test_parts_of_steps_are_counted_for_whose_sequences_they_computed() -> None:
     buffer = MetricsBuffer()
     costs = Costs(buffer)
     assert [costs.account(tenant) for tenant in ("a", "b", "a")] == [1, 2, 1]

@@ -128,7 +128,7 @@ ODD_FILES = {
 
 
 @pytest.mark.parametrize("odd", ODD_FILES.values(), ids=ODD_FILES.keys())
-async def test_a_server_whose_tokenizer_cannot_be_used_is_left_out_and_ends_nothing(
+async def test_a_server_with_an_unusable_tokenizer_is_left_out_and_ends_nothing(
     servers: list[FakeModelServer],
     members: Members,
     cache: TokenizerCache,
@@ -147,7 +147,7 @@ async def test_a_server_whose_tokenizer_cannot_be_used_is_left_out_and_ends_noth
         assert [target.address for target, why in pool.troubles() if why] == [sick.address]
 
 
-async def test_a_killed_server_leaves_at_once_and_its_successor_joins_as_another(
+async def test_a_killed_server_leaves_at_once_and_its_successor_joins_anew(
     servers: list[FakeModelServer], members: Members, cache: TokenizerCache
 ) -> None:
     servers.append(await FakeModelServer(instance_id="first").start())
@@ -178,7 +178,7 @@ async def test_a_server_that_says_it_stops_leaves_at_once(
         await members.until(lambda: bool(members.engines))
 
 
-async def test_a_suspect_is_withdrawn_in_the_same_breath_and_returns_when_it_answers_well(
+async def test_a_suspect_is_withdrawn_at_once_and_returns_when_it_answers_well(
     servers: list[FakeModelServer], members: Members, cache: TokenizerCache
 ) -> None:
     servers.append(await FakeModelServer().start())

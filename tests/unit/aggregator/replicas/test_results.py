@@ -36,7 +36,7 @@ def test_vectors_go_out_as_the_model_gave_them_unless_asked_otherwise() -> None:
     assert encoded.scale(0) == 0.0
 
 
-def test_fewer_dimensions_are_the_first_ones_and_normalised_after_they_are_cut() -> None:
+def test_fewer_dimensions_are_the_first_ones_normalised_after_the_cut() -> None:
     encoded = rows([3.0, 4.0, 100.0], [0.0, -2.0, 7.0], dimensions=2, normalize=True)
     assert (encoded.row_bytes, encoded.dimensions) == (8, 2)
     assert decoded(encoded, 0, "<f4") == pytest.approx([0.6, 0.8])
@@ -63,7 +63,7 @@ def test_int8_is_off_by_no_more_than_half_a_step(values: list[float]) -> None:
     assert np.abs(back - np.array(values, np.float32)).max() <= encoded.scale(0) / 127.0 * 0.5001
 
 
-def test_binary_is_one_bit_a_dimension_set_from_zero_up_and_the_last_byte_is_filled_with_zeros() -> None:
+def test_binary_is_a_bit_per_dimension_set_from_zero_up_padded_with_zeros() -> None:
     encoded = rows([0.5, -0.5, 0.0, -1.0, -1.0, -1.0, -1.0, 2.0, 3.0, -3.0], [-1.0] * 10, encoding=pb.ENCODING_BINARY)
     assert (encoded.row_bytes, encoded.dimensions, encoded.scales) == (2, 10, None)
     assert encoded.row(0) == bytes([0b10100001, 0b10000000])
@@ -77,7 +77,7 @@ def test_what_a_vector_takes_is_known_before_it_is_made(encoding: int, dimension
     assert vector_bytes(dimensions, encoding) == encoded.row_bytes == len(encoded.data)
 
 
-def test_what_requests_ask_for_alike_is_made_once_and_kept_apart_from_what_others_ask_for() -> None:
+def test_what_requests_ask_for_alike_is_made_once_and_apart_from_the_rest() -> None:
     completed = batch([3.0, 4.0, 0.0])
     asked = [(0, pb.ENCODING_FLOAT32, False), (2, pb.ENCODING_FLOAT32, False), (0, pb.ENCODING_INT8, False)]
     asked.append((0, pb.ENCODING_FLOAT32, True))

@@ -63,7 +63,7 @@ class Looker:
 
 
 @in_virtual_time
-async def test_a_batch_is_in_the_next_event_and_in_no_later_one_but_everything_has_it() -> None:
+async def test_a_batch_is_in_the_next_event_only_but_everything_has_it() -> None:
     async with FakedPipeline(new_engine()).started() as faked:
         looker = Looker(faked)
         looker.look()
@@ -116,7 +116,7 @@ async def test_kafka_is_shown_by_partition_and_a_paused_one_is_a_problem() -> No
 
 
 @in_virtual_time
-async def test_the_formula_is_shown_in_its_terms_and_names_the_servers_that_are_missing() -> None:
+async def test_the_formula_is_shown_in_its_terms_and_names_missing_servers() -> None:
     engine = new_engine()
     async with FakedPipeline(engine, max_held_tokens=10_000_000).started() as faked:
         looker = Looker(faked)
@@ -166,7 +166,7 @@ def revision_that_generates() -> tuple[Model, GeneratingReplica]:
     return model, replica
 
 
-def test_the_tokens_of_running_sequences_are_at_the_servers_until_they_end() -> None:
+def test_tokens_of_running_sequences_are_at_the_servers_until_they_end() -> None:
     model, replica = revision_that_generates()
     models = Models([model], DispatchPolicy(), None, FakeCounting)
     replica.began()

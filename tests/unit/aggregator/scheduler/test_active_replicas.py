@@ -33,7 +33,7 @@ def test_few_replicas_are_all_in_use() -> None:
     assert not active_replicas.widen()
 
 
-def test_of_many_replicas_enough_are_in_use_and_others_once_those_are_busy() -> None:
+def test_of_many_replicas_enough_are_in_use_and_more_once_those_are_busy() -> None:
     active_replicas = active_replicas_of(MANY)
     assert len(active_replicas) == MANY
     assert len(active_replicas.in_use) == ENOUGH
@@ -42,7 +42,7 @@ def test_of_many_replicas_enough_are_in_use_and_others_once_those_are_busy() -> 
     assert active_replicas.in_use.keys() == set(active_replicas)
 
 
-def test_which_are_in_use_is_the_same_in_whatever_order_they_come_and_differs_between_dispatchers() -> None:
+def test_which_are_in_use_depends_on_the_dispatcher_and_not_on_the_order() -> None:
     forwards, backwards = ActiveReplicas("m"), ActiveReplicas("m")
     for number in range(MANY):
         forwards[str(number)] = replica(str(number))
@@ -147,7 +147,7 @@ def test_a_spare_replica_takes_what_a_slow_one_is_passed_by_for() -> None:
 
 
 @pytest.mark.parametrize("count", [ENOUGH, ENOUGH + 1])
-def test_nothing_is_refused_as_late_that_a_spare_replica_could_answer_in_time(count: int) -> None:
+def test_nothing_is_refused_as_late_that_a_spare_replica_could_answer(count: int) -> None:
     dispatcher = Dispatcher("m", DispatchPolicy())
     for number in range(count):
         dispatcher.replicas[str(number)] = replica(str(number), warm=True)
@@ -161,7 +161,7 @@ def test_nothing_is_refused_as_late_that_a_spare_replica_could_answer_in_time(co
     assert len(due.batches) == (count > ENOUGH)
 
 
-def test_a_replica_that_comes_takes_no_other_out_of_use_than_the_one_whose_place_it_takes() -> None:
+def test_a_new_replica_takes_out_of_use_only_the_one_whose_place_it_takes() -> None:
     active_replicas = active_replicas_of(ENOUGH + 8)
     while active_replicas.widen():
         pass
@@ -171,7 +171,7 @@ def test_a_replica_that_comes_takes_no_other_out_of_use_than_the_one_whose_place
         assert len(before - set(active_replicas.in_use)) <= 1
 
 
-def test_a_batch_of_a_replica_that_was_replaced_leaves_its_successor_in_use() -> None:
+def test_a_batch_of_a_replaced_replica_leaves_its_successor_in_use() -> None:
     active_replicas = active_replicas_of(MANY)
     always = set(active_replicas.in_use)
     while active_replicas.widen():

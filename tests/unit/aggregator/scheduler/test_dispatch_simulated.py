@@ -94,7 +94,7 @@ def test_an_interactive_call_in_a_flood_waits_for_the_running_step_only() -> Non
     assert mean(sim.latency_s[call] for call in calls) < 1.7 * STEP_S
 
 
-def test_a_replica_ten_times_slower_gets_no_query_that_another_would_finish_sooner() -> None:
+def test_a_replica_ten_times_slower_gets_no_query_another_finishes_sooner() -> None:
     fast, slow = Server("fast"), Server("slow", slowness=10.0)
     sim = pool(slow, fast)
     times = random.Random(3)
@@ -129,7 +129,7 @@ def test_an_idle_replica_waits_no_longer_than_promised_for_one_that_hangs() -> N
     assert len(sim.latency_s) == sim.asked
 
 
-def test_a_server_that_was_a_hundred_times_slower_is_asked_again_when_its_evidence_is_old() -> None:
+def test_a_server_once_a_hundred_times_slower_is_retried_on_old_evidence() -> None:
     server = Server("a", slowness=100.0)
     sim = pool(server)
     sim.dispatcher.replicas["a"] = Replica("a", CURVE, 600, POLICY.replica)
@@ -148,7 +148,7 @@ def test_a_server_that_was_a_hundred_times_slower_is_asked_again_when_its_eviden
 
 @pytest.mark.slow
 @pytest.mark.parametrize("survives", [False, True])
-def test_a_query_that_kills_engines_kills_three_pods_at_most_and_is_cornered_in_an_overload(*, survives: bool) -> None:
+def test_a_query_that_kills_engines_kills_at_most_three_pods_in_overload(*, survives: bool) -> None:
     """Also where it fails its batch and no more: a replica is kept free for it."""
     pods = [Server(f"pod-{number}", survives=survives) for number in range(4)]
     sim = pool(*pods)

@@ -121,7 +121,7 @@ def test_a_deadline_wakes_it_and_ends_what_waits() -> None:
     assert pool.nothing(NOW_S + 1.0).expired == [query]
 
 
-def test_what_cannot_be_in_time_is_told_apart_and_only_where_there_is_evidence() -> None:
+def test_what_cannot_be_in_time_is_told_apart_where_there_is_evidence() -> None:
     for warm in (True, False):
         pool = Pool("a", warm=warm)
         hurried = pool.put(10, deadline_s=0.02 + 0.009)[0]
@@ -131,7 +131,7 @@ def test_what_cannot_be_in_time_is_told_apart_and_only_where_there_is_evidence()
         assert (patient in due.batches[0].items, len(due.batches[0].items)) == (True, 1 if warm else 2)
 
 
-def test_a_lone_servers_batch_is_given_longer_as_there_is_nowhere_else_to_send_it() -> None:
+def test_a_lone_servers_batch_has_longer_as_it_has_nowhere_else_to_go() -> None:
     for names, timeout_s in ((("a",), 60.0), (("a", "b"), 0.05 * 2.24)):
         pool = Pool(*names, warm=True)
         pool.put(100)
@@ -161,7 +161,7 @@ def cornered(pool: Pool) -> Batch:
     return pool.batch(NOW_S + 2)
 
 
-def test_failing_again_it_is_bisected_and_each_part_runs_alone_on_one_server() -> None:
+def test_failing_again_it_is_bisected_and_each_part_has_a_server_alone() -> None:
     pool = Pool("a", "b")
     half = cornered(pool)
     assert (len(half.items), half.reason, half.attempt, half.isolated) == (2, SendReason.SUSPECT, 2, True)
@@ -171,7 +171,7 @@ def test_failing_again_it_is_bisected_and_each_part_runs_alone_on_one_server() -
     assert [batch.replica is half.replica for batch in others] == [False]
 
 
-def test_a_part_that_comes_back_well_clears_its_entries_and_the_other_is_bisected_further() -> None:
+def test_a_part_that_succeeds_clears_its_entries_the_other_is_bisected_on() -> None:
     pool = Pool("a", "b")
     half = cornered(pool)
     pool.dispatcher.done(half, report(20), NOW_S + 2.01)
@@ -182,7 +182,7 @@ def test_a_part_that_comes_back_well_clears_its_entries_and_the_other_is_bisecte
     assert one.items == other.items[:1]
 
 
-def test_an_item_that_failed_isolated_is_sent_again_behind_controls_of_which_nothing_is_learnt_but_success() -> None:
+def test_an_item_failed_alone_goes_behind_controls_teaching_only_success() -> None:
     pool = Pool("a", "b")
     poison = pool.put(10)[1]
     poison_sends = controls = 0
@@ -228,7 +228,7 @@ def test_failed_batches_go_before_what_waits() -> None:
 
 
 @pytest.mark.parametrize(("jitter", "held_s", "again_s"), [(0.0, 0.01, 0.0), (0.5, 0.02, 0.01), (0.9, 0.028, 0.018)])
-def test_a_batch_that_was_refused_goes_again_at_no_charge_once_the_server_had_a_pause(
+def test_a_refused_batch_goes_again_at_no_charge_after_the_servers_pause(
     jitter: float, held_s: float, again_s: float
 ) -> None:
     pool = Pool("a")
@@ -262,7 +262,7 @@ def suspected() -> tuple[Pool, str]:
     return pool, second.replica.name
 
 
-def test_a_server_that_comes_back_while_its_suspect_is_out_is_reserved_until_that_has_ended() -> None:
+def test_a_server_that_returns_while_its_suspect_is_out_stays_reserved() -> None:
     pool, name = suspected()
     suspect = pool.batch(NOW_S + 2)
     back = pool.dispatcher.replicas[name] = replica(name)
@@ -273,7 +273,7 @@ def test_a_server_that_comes_back_while_its_suspect_is_out_is_reserved_until_tha
     assert not back.exclusive
 
 
-def test_a_suspect_goes_to_another_server_once_its_own_stayed_away_for_thirty_seconds() -> None:
+def test_a_suspect_goes_elsewhere_once_its_server_was_away_thirty_seconds() -> None:
     pool, name = suspected()
     del pool.dispatcher.replicas[name]
     assert pool.nothing(NOW_S + 2).wake_s == NOW_S + 32
@@ -333,7 +333,7 @@ def test_what_each_batch_leaves_too_late_is_told() -> None:
     assert (due.late, [batch.token_count for batch in due.batches]) == (late, [100, 100])
 
 
-def test_a_batch_that_is_not_full_is_paced_while_a_replica_runs_but_not_past_a_deadline_nor_at_the_end() -> None:
+def test_a_batch_not_full_is_paced_while_a_replica_runs_until_a_deadline() -> None:
     def ready() -> Pool:
         pool = Pool("a", "b", policy=replace(ALONE, paced=True), warm=True)
         for number in range(40):  # so much comes that no replica stays free
@@ -371,13 +371,13 @@ def test_a_backlog_goes_in_larger_batches_whose_steps_may_hold_as_much() -> None
     assert controller.heard == [(300, 0.04, 300)]
 
 
-def test_a_backlog_whose_deadlines_are_near_goes_in_batches_of_the_usual_size() -> None:
+def test_a_backlog_whose_deadlines_are_near_goes_in_usual_batches() -> None:
     assert backlogged(deadline_s=NOW_S + CURVE.time_s(300) + 1e-6).batch().token_count == 300
     assert backlogged(deadline_s=NOW_S + CURVE.time_s(200) + 1e-6).batch().token_count == 200
     assert backlogged(deadline_s=NOW_S + CURVE.time_s(50)).batch().token_count == 100
 
 
-def test_beside_what_is_urgent_a_backlog_goes_in_batches_of_the_usual_size() -> None:
+def test_beside_what_is_urgent_a_backlog_goes_in_usual_batches() -> None:
     pool = backlogged()
     pool.put(10, Priority.INTERACTIVE)
     assert pool.batch().token_count == 100
@@ -405,7 +405,7 @@ class HangingServers:
                     self.pool.dispatcher.done(batch, report(batch.token_count), self.now_s)
 
 
-def test_after_a_time_out_the_next_batches_are_half_as_large_and_grow_again_slowly() -> None:
+def test_after_a_time_out_batches_are_half_as_large_and_grow_again_slowly() -> None:
     servers = HangingServers(Pool("a"), above=30)
     for _ in range(60):
         servers.pool.put(10)
@@ -424,7 +424,7 @@ def test_after_a_time_out_the_next_batches_are_half_as_large_and_grow_again_slow
     assert servers.answered[0] < max(servers.answered) == 100
 
 
-def test_a_size_that_timed_out_outlives_the_server_that_leaves_and_joins_again() -> None:
+def test_a_size_that_timed_out_outlives_a_server_that_leaves_and_returns() -> None:
     pool = Pool("a")
     for _ in range(20):
         pool.put(10)
@@ -457,7 +457,7 @@ def test_sizes_of_servers_that_left_long_ago_are_forgotten() -> None:
     assert pool.dispatcher.time_outs.most_tokens(replica("pod-0"), NOW_S) == 50
 
 
-def test_queries_that_wait_while_every_batch_times_out_are_stalled_until_one_is_answered() -> None:
+def test_queries_are_stalled_while_every_batch_times_out_until_an_answer() -> None:
     servers = HangingServers(Pool("a"), above=0)
     dispatcher = servers.pool.dispatcher
     servers.pool.put(10)
@@ -479,7 +479,7 @@ def test_nothing_is_stalled_where_nothing_waits_any_more() -> None:
     assert pool.dispatcher.stalled_s(NOW_S + 60.0) == 0.0
 
 
-def test_less_urgent_inputs_make_an_interactive_step_at_most_twice_as_long() -> None:
+def test_less_urgent_inputs_make_interactive_steps_twice_as_long_at_most() -> None:
     pool = Pool("a", token_budget=1000)
     pool.put(10, Priority.INTERACTIVE)
     for _ in range(100):

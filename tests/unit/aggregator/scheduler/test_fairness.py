@@ -64,7 +64,7 @@ def test_tenants_share_tokens_not_queries() -> None:
 @pytest.mark.slow
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50)), min_size=60, max_size=80), st.integers(1, 40))
-def test_while_tenants_wait_their_service_differs_by_no_more_than_two_of_the_largest_queries(
+def test_while_tenants_wait_service_differs_by_two_large_queries_at_most(
     arrivals: list[tuple[str, int]], served_first: int
 ) -> None:
     queue = FilledQueue()
@@ -114,7 +114,7 @@ def test_the_next_busy_period_starts_without_debts() -> None:
     assert queue.tenants(2) == "ab"
 
 
-def test_within_a_tenant_the_earliest_deadline_goes_first_and_then_the_order_of_arrival() -> None:
+def test_within_a_tenant_the_earliest_deadline_goes_first_then_by_arrival() -> None:
     queue = FilledQueue()
     places = [queue.push("a", deadline_s=deadline_s) for deadline_s in (inf, 3.0, inf, 1.0, 2.0, 1.0)]
     assert [queue.pop() for _ in range(6)] == [places[number] for number in (3, 5, 4, 1, 0, 2)]
@@ -144,7 +144,7 @@ def test_a_tenant_in_debt_is_remembered_until_the_others_have_caught_up() -> Non
     assert queue.tenants(5) == "bbbba"
 
 
-def test_a_new_tenant_starts_at_the_present_virtual_time_and_owes_what_it_takes_out_of_turn_from_there() -> None:
+def test_a_new_tenant_starts_at_the_virtual_time_and_owes_from_there() -> None:
     queue = FilledQueue()
     for _ in range(30):
         queue.push("a")
@@ -158,7 +158,7 @@ def test_a_new_tenant_starts_at_the_present_virtual_time_and_owes_what_it_takes_
     assert "c" in queue.tenants(2)
 
 
-def test_of_tenants_that_are_owed_the_same_the_one_served_longer_ago_goes_first() -> None:
+def test_of_tenants_owed_the_same_the_one_served_longer_ago_goes_first() -> None:
     queue = FilledQueue()
     for tenant in "abc" * 4:
         queue.push(tenant)

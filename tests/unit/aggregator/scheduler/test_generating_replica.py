@@ -96,9 +96,7 @@ def query() -> Query:
 
 
 @pytest.mark.parametrize(("of_others", "sent"), [(0, 3), (9, 1)])
-def test_no_more_prompts_are_sent_than_there_are_places_but_one_to_a_server_that_nothing_runs_on(
-    of_others: int, sent: int
-) -> None:
+def test_no_more_prompts_are_sent_than_places_but_one_to_an_idle_server(of_others: int, sent: int) -> None:
     dispatcher = Dispatcher("m", DispatchPolicy())
     dispatcher.replicas["a"] = server = replica(max_sequences=3)
     server.observe_load(free_kv_tokens=1000, running=of_others)
@@ -119,7 +117,7 @@ def test_prompts_that_wait_are_shared_out_at_once_in_more_than_budgets(servers: 
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_what_a_server_had_begun_resumes_on_another_or_as_a_suspect_apart_where_it_failed(*, again: bool) -> None:
+def test_what_a_server_began_resumes_elsewhere_or_apart_as_a_suspect(*, again: bool) -> None:
     dispatcher = Dispatcher("m", DispatchPolicy())
     dispatcher.replicas["a"], dispatcher.replicas["b"] = replica("a"), replica("b")
     dispatcher.queue.put(query(), b"1234", 1)
@@ -141,7 +139,7 @@ def busy(name: str = "a", *, at_s: float = 1.0) -> GeneratingReplica:
     return server
 
 
-def test_a_first_token_is_expected_once_the_generations_before_it_have_ended() -> None:
+def test_a_first_token_is_expected_once_earlier_generations_have_ended() -> None:
     server, first_s = busy(), first_token_in_s([busy()], 0, 10, 1.0)
     each_s = 1 / server.generations_per_s
     assert each_s == pytest.approx(64 * (server.step_time_s(1) + 0.002) / 2)
@@ -206,7 +204,7 @@ def test_a_conversation_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize(("step", "taken_by"), [(6, "b"), (7, "a")])
-def test_a_server_that_had_a_prompt_takes_it_if_it_is_no_more_than_a_fifth_slower(step: int, taken_by: str) -> None:
+def test_a_server_that_had_a_prompt_takes_it_if_at_most_a_fifth_slower(step: int, taken_by: str) -> None:
     servers = [
         GeneratingReplica(
             name,

@@ -34,7 +34,7 @@ def run_batch(replica: Replica, tokens: int, *, at_s: float, decoding: int = 0, 
     replica.ended(f"b{at_s}", at_s + duration_s, report)
 
 
-def test_a_batch_holds_what_decoding_leaves_of_a_step_and_at_least_one_token() -> None:
+def test_a_batch_holds_what_decoding_leaves_of_a_step_or_one_token() -> None:
     server = mixed()
     assert (server.token_budget, server.largest) == (100, 400)
     server.observe_room(30, decoding=60)
@@ -68,7 +68,7 @@ def test_decoding_beside_makes_steps_longer_and_the_server_no_slower() -> None:
     assert free.step_time_s(80) == CURVE.time_s(80)
 
 
-def test_a_batch_that_takes_several_steps_or_waits_for_one_of_its_own_is_not_timed_out() -> None:
+def test_a_batch_of_several_steps_or_awaiting_its_own_is_not_timed_out() -> None:
     server = mixed()
     run_batch(server, 50, at_s=1.0)
     assert server.sent("next", 50, 2.0) >= POLICY.first_timeout_s
@@ -84,7 +84,7 @@ def test_all_batches_that_wait_for_the_next_step_are_staged() -> None:
     assert states == ["idle", "running", "staged", "staged", "staged"]
 
 
-def test_while_sequences_decode_what_comes_joins_the_next_step_until_that_is_full() -> None:
+def test_while_sequences_decode_what_comes_joins_the_next_step_until_full() -> None:
     server = mixed(budget=100)
     server.observe_room(100, decoding=10)
     part_s = CURVE.time_s(30) / 4 + 10 * PER_SEQUENCE_S / 4
@@ -104,9 +104,7 @@ def test_while_sequences_decode_what_comes_joins_the_next_step_until_that_is_ful
 @pytest.mark.parametrize(
     ("decoding", "tokens", "joins"), [(0, 30, False), (1, 30, True), (1, 1, True), (1, 99, True), (1, 100, False)]
 )
-def test_a_batch_joins_a_step_only_where_a_sequence_decodes_and_there_is_room(
-    decoding: int, tokens: int, *, joins: bool
-) -> None:
+def test_a_batch_joins_only_a_decoding_step_that_has_room(decoding: int, tokens: int, *, joins: bool) -> None:
     server = mixed()
     server.observe_room(100, decoding)
     server.sent("1", tokens, 5.0)
@@ -187,7 +185,7 @@ def sides(pool: Pool, *, embeddings: bool) -> tuple[Dispatcher, Dispatcher]:
 
 
 @BOTH
-def test_a_suspect_waits_until_the_server_has_no_batch_of_the_other_task_and_keeps_new_ones_off(
+def test_a_suspect_waits_for_the_other_tasks_batches_and_keeps_off_more(
     embeddings: bool,
 ) -> None:
     pool = Pool("a")

@@ -40,7 +40,7 @@ lengths = st.lists(st.integers(1, 60), max_size=120)
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(lengths, st.integers(1, 100), st.integers(1, 20), st.integers(0, 70))
-def test_packing_loses_nothing_and_never_overshoots_the_budget_or_the_most_items(
+def test_packing_loses_nothing_and_keeps_within_the_budget_and_most_items(
     token_counts: list[int], token_budget: int, max_items: int, lookahead: int
 ) -> None:
     put, packer = filled(token_counts, PackPolicy(lookahead=lookahead))
@@ -85,7 +85,7 @@ def test_nothing_is_passed_over_for_a_batch_that_is_full() -> None:
     assert sizes(pack(packer)) == [70]
 
 
-def test_what_was_passed_over_opens_the_next_batch_though_others_are_more_urgent() -> None:
+def test_what_was_passed_over_opens_the_next_batch_before_the_more_urgent() -> None:
     put, packer = filled([60, 50])
     assert sizes(pack(packer)) == [60]
     put(70, deadline_s=1.0)
@@ -100,7 +100,7 @@ def test_several_that_were_passed_over_keep_their_order() -> None:
     assert sizes(pack(packer)) == [60, 40]
 
 
-def test_no_more_than_one_of_those_that_were_passed_over_goes_before_another_tenant() -> None:
+def test_at_most_one_that_was_passed_over_goes_before_another_tenant() -> None:
     put, packer = filled([60] * 20)
     assert sizes(pack(packer)) == [60]
     put(61, tenant="another")
@@ -129,7 +129,7 @@ def test_lower_classes_fill_what_the_higher_leave() -> None:
     assert sizes(pack(packer)) == [30, 60, 10]
 
 
-def test_a_place_passed_over_in_a_lower_class_does_not_go_before_a_higher_class() -> None:
+def test_one_passed_over_in_a_lower_class_does_not_go_before_a_higher() -> None:
     put, packer = filled([80])
     put(50, INTERACTIVE)
     assert sizes(pack(packer)) == [50]
@@ -168,7 +168,7 @@ def test_a_shared_entry_is_computed_for_those_who_can_wait() -> None:
     assert (packed.late, packed.items, item.waiters) == ([hurried], [item], [patient])
 
 
-def test_an_aged_entry_goes_out_of_turn_once_batches_have_earned_its_tokens() -> None:
+def test_an_aged_entry_goes_out_of_turn_once_batches_earned_its_tokens() -> None:
     put, packer = filled([])
     for _ in range(10):
         put(30, BACKGROUND)
@@ -189,7 +189,7 @@ def test_aged_entries_fill_no_more_than_their_share() -> None:
     assert sizes(pack(packer, now_s=10.0)) == [5, 5] + [10] * 9
 
 
-def test_aged_entries_whose_class_gets_its_share_in_turn_get_nothing_out_of_turn() -> None:
+def test_aged_entries_of_a_class_served_in_turn_get_nothing_out_of_turn() -> None:
     put, packer = filled([])
     for _ in range(100):
         put(20, BACKGROUND)
@@ -210,7 +210,7 @@ def test_an_aged_entry_that_just_fits_fills_the_batch() -> None:
     assert (sizes(packed), packed.aged) == ([100], True)
 
 
-def test_an_aged_entry_that_does_not_fit_beside_what_opens_a_batch_opens_the_next() -> None:
+def test_an_aged_entry_that_does_not_fit_a_batch_opens_the_next() -> None:
     put, packer = filled([60, 95])
     assert sizes(pack(packer)) == [60]
     put(6, BACKGROUND, at_s=-3600.0)
@@ -219,7 +219,7 @@ def test_an_aged_entry_that_does_not_fit_beside_what_opens_a_batch_opens_the_nex
     assert sizes(pack(packer)) == [6, 60]
 
 
-def test_less_urgent_entries_join_interactive_ones_up_to_the_shared_budget() -> None:
+def test_less_urgent_entries_join_interactive_ones_to_the_shared_budget() -> None:
     put, packer = filled([10] * 10)
     put(20, INTERACTIVE)
     assert sizes(packer.pack(100, 0.0, max_items=1000, shared_budget=45)) == [20, 10, 10]
@@ -238,7 +238,7 @@ def test_a_backlog_of_aged_work_does_not_hold_up_interactive_calls() -> None:
 
 
 @pytest.mark.parametrize("tokens", [96, 250])
-def test_a_large_input_is_not_kept_out_by_the_aged_that_go_with_each_batch(tokens: int) -> None:
+def test_a_large_input_is_not_kept_out_by_the_aged_that_join_each_batch(tokens: int) -> None:
     put, packer = filled([])
     for _ in range(10):
         put(5, BACKGROUND, at_s=-3600.0)
@@ -277,7 +277,7 @@ def test_what_opens_a_batch_and_just_fills_it_is_not_oversized() -> None:
     assert (sizes(packed), packed.oversized) == ([100], False)
 
 
-def test_who_opens_a_batch_is_charged_once_and_whoever_shares_the_input_too() -> None:
+def test_who_opens_a_batch_is_charged_once_as_is_whoever_shares_the_input() -> None:
     put, packer = filled([60], PackPolicy(lookahead=0))
     for tenant in ("a", "b"):
         put(100, tenant=tenant, ids=b"same")

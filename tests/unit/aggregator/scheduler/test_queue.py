@@ -49,7 +49,7 @@ def test_classes_are_served_in_order_of_rank_and_counted_apart() -> None:
     assert (len(here.queue), here.queue.tokens) == (0, 0)
 
 
-def test_equal_inputs_share_one_entry_which_has_the_best_class_and_the_earliest_deadline() -> None:
+def test_equal_inputs_share_an_entry_of_best_class_and_earliest_deadline() -> None:
     here = setting()
     first = here.put(5, DEFAULT)
     shared = [
@@ -88,7 +88,7 @@ def test_each_waiters_tenant_pays_for_a_shared_entry() -> None:
     assert {query.tenant for query in here.packed(50)} == {"c"}
 
 
-def test_a_joined_entry_does_not_lose_its_place_when_the_one_who_joined_goes() -> None:
+def test_a_joined_entry_keeps_its_place_when_the_one_who_joined_goes() -> None:
     here = setting()
     first = here.put(5, BACKGROUND, ids=b"same")
     here.put(5, BACKGROUND)
@@ -137,7 +137,7 @@ def test_a_better_deadline_does_not_make_a_shared_entry_younger() -> None:
     assert here.queue.aged(0.55) is item
 
 
-def test_an_input_is_aged_only_after_the_whole_of_what_its_class_may_wait_and_the_better_class_goes_first() -> None:
+def test_an_input_ages_after_the_whole_wait_of_its_class_better_first() -> None:
     here = setting(QueuePolicy(max_wait_s=(1.0, 2.0, 4.0)))
     waiting = [here.put(5, priority)[1] for priority in reversed(Priority)]
     for item, max_wait_s in zip(reversed(waiting), (1.0, 2.0, 4.0), strict=True):
@@ -282,7 +282,7 @@ TestEveryQueryLeavesOnce = EveryQueryLeavesOnce.TestCase
 TestEveryQueryLeavesOnce.settings = settings(max_examples=40, stateful_step_count=30)
 
 
-def test_deadlines_of_what_was_taken_long_ago_are_forgotten_and_those_of_what_waits_are_not() -> None:
+def test_only_deadlines_of_what_was_taken_long_ago_are_forgotten() -> None:
     here = setting()
     lasting = here.put(5, tenant="lasting", deadline_s=50.0)[0]
     here.put(5, BACKGROUND, ids=b"shared", deadline_s=60.0)
@@ -296,7 +296,7 @@ def test_deadlines_of_what_was_taken_long_ago_are_forgotten_and_those_of_what_wa
     assert here.queue.next_deadline_s() == 60.0
 
 
-def test_a_backlog_is_what_waits_in_the_most_urgent_class_in_use_of_interactive_half() -> None:
+def test_a_backlog_is_what_waits_in_the_top_class_or_half_if_interactive() -> None:
     here = setting()
     assert here.queue.backlog(0.0) == (0, 0.0)
     here.put(9, BACKGROUND)

@@ -133,7 +133,7 @@ def test_a_mean_length_forgets_old_requests_one_by_one() -> None:
     assert arrivals.tokens_per_request == pytest.approx(40.0)
 
 
-def test_the_rate_is_what_left_between_two_looks_of_which_the_first_are_closer_together() -> None:
+def test_the_rate_is_what_left_between_two_looks_the_first_ones_closer() -> None:
     drain = Drain()
     looks = ((100, 7.0), (150, 7.125), (200, 7.25), (1000, 7.5), (1100, 8.125), (1100, 8.25), (1300, 9.25))
     found = [drain.tokens_per_s(left, now_s) for left, now_s in looks]

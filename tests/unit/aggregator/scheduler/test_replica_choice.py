@@ -14,7 +14,7 @@ from protos.modelserver.v1.curve import Curve, Rule
 from tests.support.replicas import CURVE, POLICY, replica
 
 
-def test_the_replica_that_finishes_first_has_its_turn_and_the_reason_is_told() -> None:
+def test_the_replica_that_finishes_first_has_its_turn_and_tells_why() -> None:
     slow, fast = replica("slow", slower=2.0), replica("fast")
     turn = choose_replica([slow, fast], 5.0, 50)
     assert (turn.replica, turn.reason, turn.wake_s, turn.finish_s) == (fast, SendReason.IDLE, inf, None)
@@ -49,14 +49,14 @@ def test_an_idle_replica_is_passed_by_while_another_would_finish_sooner() -> Non
     assert choose_replica([slow, fast], turn.wake_s, 50).replica is slow
 
 
-def test_a_slow_replica_takes_its_part_of_what_others_would_not_finish_sooner() -> None:
+def test_a_slow_replica_takes_what_others_would_not_finish_sooner() -> None:
     slow, fast = replica("slow", slower=10.0), replica("fast")
     fast.sent("1", 100, 5.0)
     assert choose_replica([slow, fast], 5.0, 800).replica is None
     assert choose_replica([slow, fast], 5.0, 1000).replica is slow
 
 
-def test_another_replica_is_wanted_when_it_is_no_replicas_turn_or_others_are_waited_for_for_long() -> None:
+def test_another_replica_is_wanted_if_none_has_its_turn_or_waits_are_long() -> None:
     slow, fast = replica("slow", slower=10.0), replica("fast")
     fast.sent("1", 50, 5.0)
     assert choose_replica([slow, fast], 5.0, 50).lacks_replica
@@ -74,7 +74,7 @@ def test_nobody_waits_for_a_replica_that_a_suspect_has() -> None:
     assert choose_replica([slow, fast], 5.0, 50).replica is slow
 
 
-def test_a_turn_tells_when_the_soonest_replica_with_evidence_would_finish_if_its_own_would_miss_a_deadline() -> None:
+def test_a_turn_that_would_miss_a_deadline_tells_the_soonest_known_finish() -> None:
     slow, fast = replica("slow", slower=10.0, warm=True), replica("fast", warm=True)
     fast.sent("1", 100, 5.0)
     fast.sent("2", 100, 5.0)
@@ -94,14 +94,14 @@ def busy_pace(*, sent_s: float = 5.0) -> Pace:
     return pace
 
 
-def test_the_time_until_a_replica_comes_free_is_divided_between_those_that_are() -> None:
+def test_the_time_until_a_replica_is_free_is_divided_between_the_free() -> None:
     pace = busy_pace()
     assert pace.next_s(3, 5.020, 1.0) == pytest.approx(5.005)
     assert pace.next_s(1, 5.020, 1.0) == pytest.approx(5.010)
     assert pace.next_s(3, 5.020, 0.2) == pytest.approx(5.001)  # where company saves little
 
 
-def test_nothing_waits_before_the_first_batch_nor_while_fewer_queries_come_than_replicas_are_free() -> None:
+def test_nothing_waits_before_the_first_batch_or_if_free_replicas_suffice() -> None:
     assert Pace().next_s(1, 5.0, 1.0) == -inf
     rare = Pace()
     for number in range(50):
@@ -110,7 +110,7 @@ def test_nothing_waits_before_the_first_batch_nor_while_fewer_queries_come_than_
     assert busy_pace().next_s(3, 4.9, 1.0) == -inf  # all that is out should be back
 
 
-def test_as_many_queries_as_replicas_come_free_are_spread_over_the_time_until_the_next_one_does() -> None:
+def test_queries_are_spread_over_the_time_until_the_next_replica_is_free() -> None:
     pace = Pace()
     pace.sent(10, 4.0)
     pace.sent(10, 5.0)
@@ -134,7 +134,7 @@ def test_a_small_batch_waits_its_time_while_another_replica_runs() -> None:
     assert choose_replica(replicas, 5.001, 30).replica is replicas[1]
 
 
-def test_neither_a_full_batch_nor_one_that_could_come_too_late_waits_nor_one_that_no_replica_is_busy_for() -> None:
+def test_no_batch_waits_if_full_or_perhaps_late_or_if_no_replica_is_busy() -> None:
     replicas = [replica("a"), replica("b"), replica("c")]
     assert choose_replica(replicas, 5.001, 30, busy_pace()).replica is replicas[0]
     replicas[0].sent("1", 50, 5.0)
@@ -207,13 +207,11 @@ def idle_beside_busy(idle: int, busy: int) -> ReplicaChoice:
 
 
 @pytest.mark.parametrize(("idle", "busy", "waits"), [(3, 2, True), (7, 5, False)])
-def test_a_replica_is_passed_by_only_for_others_that_are_half_as_quick_again(
-    idle: int, busy: int, *, waits: bool
-) -> None:
+def test_a_replica_is_passed_by_only_for_others_half_as_quick_again(idle: int, busy: int, *, waits: bool) -> None:
     assert (idle_beside_busy(idle, busy).replica is None) == waits
 
 
 @pytest.mark.parametrize(("idle", "lacks"), [(2, False), (3, True)])
-def test_another_replica_is_worth_while_where_waiting_saves_more_than_two_steps(idle: int, *, lacks: bool) -> None:
+def test_another_replica_is_worth_while_where_it_saves_over_two_steps(idle: int, *, lacks: bool) -> None:
     turn = idle_beside_busy(idle, 1)
     assert (turn.replica, turn.lacks_replica) == (None, lacks)

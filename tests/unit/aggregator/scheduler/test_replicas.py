@@ -149,14 +149,14 @@ def test_a_failed_batch_teaches_nothing_but_frees_its_replica() -> None:
     assert not one.has_evidence(6.0)
 
 
-def test_a_time_out_is_four_times_the_prediction_and_room_for_a_step_of_somebody_elses() -> None:
+def test_a_time_out_is_four_predictions_and_room_for_a_step_of_another() -> None:
     assert replica().sent("1", 10, 5.0) == POLICY.first_timeout_s  # before its first reply no prediction is trusted
     assert replica(token_budget=1000, warm=True).sent("1", 1000, 5.0) == pytest.approx(4 * 2 * 0.104)
     assert replica(token_budget=10, warm=True).sent("1", 10, 5.0) == pytest.approx(4 * 2 * 0.010)
     assert replica(slower=0.1, warm=True).sent("1", 10, 5.0) == POLICY.min_timeout_s
 
 
-def test_the_first_reply_of_a_server_that_did_not_measure_itself_replaces_the_guess() -> None:
+def test_the_first_reply_of_an_unmeasured_server_replaces_the_guess() -> None:
     one = Replica("a", None, 500, POLICY)
     assert (one.curve, one.step_time_s(500)) == (None, UNMEASURED.time_s(500))
     one.sent("1", 500, 5.0)
@@ -177,7 +177,7 @@ def test_a_step_without_a_duration_teaches_nothing(duration_s: float) -> None:
     assert one.step_time_s(500) == UNMEASURED.time_s(500)
 
 
-def test_predictions_learn_from_the_size_of_the_whole_step_which_others_may_share() -> None:
+def test_predictions_learn_from_the_whole_step_which_others_may_share() -> None:
     one = Replica("a", CURVE, 600, POLICY)
     for number in range(60):
         one.sent(str(number), 50, number)
@@ -187,7 +187,7 @@ def test_predictions_learn_from_the_size_of_the_whole_step_which_others_may_shar
 
 @pytest.mark.parametrize("kind", [Replica, MixedReplica])
 @pytest.mark.parametrize(("step_budget", "packed_for"), [((), 100), ((300,), 300)])
-def test_a_replica_is_steered_by_the_whole_steps_size_and_the_budget_its_batch_was_cut_for(
+def test_a_replica_is_steered_by_the_whole_step_and_its_batchs_own_budget(
     step_budget: tuple[int, ...], packed_for: int, kind: type[Replica]
 ) -> None:
     """Neither by its own batch, which was a part of the step, nor by the budget of today."""
@@ -215,7 +215,7 @@ def test_a_reply_that_belies_the_prediction_is_no_evidence() -> None:
     assert not one.has_evidence(5.01)
 
 
-def test_the_lead_grows_by_what_the_engine_idled_and_shrinks_by_what_a_batch_waited() -> None:
+def test_the_lead_grows_by_engine_idleness_and_shrinks_by_a_batchs_wait() -> None:
     one = replica()
     first_s = one.lead_s
 
@@ -242,7 +242,7 @@ def test_a_replica_promises_whole_steps_of_its_budget_until_a_time() -> None:
     assert one.finishes_by(5.0241, 60, 5.0) == 60
 
 
-def test_a_replica_that_is_idle_overdue_or_kept_for_a_suspect_promises_nothing() -> None:
+def test_a_replica_idle_or_overdue_or_kept_for_a_suspect_promises_nothing() -> None:
     one = replica()
     assert one.finishes_by(9.0, 100, 5.0) == 0
     one.sent("1", 100, 5.0)
@@ -313,7 +313,7 @@ TARGET_S = POLICY.idle_target * 0.014
     ("sent_s", "idle_s", "longer_s"),
     [(5.009, TARGET_S, 0.0), (5.009, 2 * TARGET_S, 2 * TARGET_S), (5.009, 0.003, 0.003), (5.0135, 0.003, 0.0)],
 )
-def test_the_lead_grows_by_idle_time_above_its_target_unless_the_batch_was_sent_later(
+def test_the_lead_grows_by_idle_time_above_target_unless_sent_later(
     sent_s: float, idle_s: float, longer_s: float
 ) -> None:
     assert staged(sent_s, report(100, idle_s=idle_s)).lead_s == POLICY.first_lead_s + longer_s
@@ -325,12 +325,12 @@ def roomy(capacity: int = 1000, budget_controller: BudgetController | None = Non
 
 
 @pytest.mark.parametrize(("backlog", "cut"), [(0, 100), (100, 100), (101, 101), (700, 700), (1000, 1000), (5000, 1000)])
-def test_of_a_backlog_as_much_is_cut_as_waits_up_to_what_the_server_gains_from(backlog: int, cut: int) -> None:
+def test_of_a_backlog_as_much_is_cut_as_waits_up_to_what_the_server_gains(backlog: int, cut: int) -> None:
     assert roomy().batch_tokens(9000, backlog, inf) == cut
 
 
 @pytest.mark.parametrize("slow_steps", [0, 50])
-def test_a_batch_of_a_backlog_takes_no_longer_than_it_may_and_never_less_than_the_budget(slow_steps: int) -> None:
+def test_a_backlogs_batch_takes_what_time_it_may_and_at_least_the_budget(slow_steps: int) -> None:
     one = roomy()
     for number in range(slow_steps):
         one.sent(str(number), 100, float(number))
@@ -341,12 +341,12 @@ def test_a_batch_of_a_backlog_takes_no_longer_than_it_may_and_never_less_than_th
     assert one.batch_tokens(9000, 9000, -1.0) == 100
 
 
-def test_where_a_steps_time_does_not_depend_on_its_tokens_any_number_is_in_time() -> None:
+def test_where_a_steps_time_is_the_same_for_any_tokens_all_are_in_time() -> None:
     flat = replace(CURVE, per_token_s=0.0)
     assert Replica("a", flat, 100, POLICY, capacity=1000).batch_tokens(9000, 9000, 1e-9) == 1000
 
 
-def test_a_server_that_measured_no_gain_or_a_controller_that_allows_less_bounds_a_backlogs_batches() -> None:
+def test_no_measured_gain_or_a_stricter_controller_bounds_backlogs() -> None:
     assert roomy(capacity=0).batch_tokens(9000, 9000, inf) == 100
     budget_controller = BudgetController(SlaGoal(answer_s=0.1), StepLimits(300, 4096), 0.01, RecentQuantile(0.95))
     assert roomy(budget_controller=budget_controller).batch_tokens(9000, 9000, inf) == 300
@@ -361,7 +361,7 @@ def test_a_time_out_allows_for_the_largest_step_of_somebody_else() -> None:
     assert large.sent("1", 100, 5.0) - plain.sent("1", 100, 5.0) == pytest.approx(POLICY.timeout_factor * more_s)
 
 
-def test_a_step_may_take_what_is_left_until_then_less_what_replies_are_late_by() -> None:
+def test_a_step_may_take_what_is_left_until_then_less_the_reply_delay() -> None:
     one = replica()
     assert one.answered_within_s(5.5, 5.0) == pytest.approx(0.5)
     one.sent("1", 100, 5.0)

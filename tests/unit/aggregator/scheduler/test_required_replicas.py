@@ -39,6 +39,6 @@ def test_backlog_is_what_was_not_fetched_and_what_is_held() -> None:
     assert backlog_tokens(100, 12.5, 300) == pytest.approx(1550.0)
 
 
-def test_a_pods_throughput_is_the_mean_of_what_replicas_do_at_their_budgets() -> None:
+def test_a_pods_throughput_is_the_mean_of_replicas_at_their_budgets() -> None:
     assert pod_throughput([(600, 0.020), (300, 0.030)]) == pytest.approx(20_000.0)
     assert pod_throughput([]) is None

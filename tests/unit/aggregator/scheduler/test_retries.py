@@ -123,7 +123,7 @@ def test_one_poison_is_cornered_within_the_bounds_wherever_it_is(size: int) -> N
         assert [item for item in batch if pool.retries.is_quarantined(item.token_ids, pool.now_s)] == [poison]
 
 
-def test_a_lone_query_fails_isolated_on_two_replicas_that_are_well_before_it_is_condemned() -> None:
+def test_a_lone_query_is_condemned_once_it_fails_on_two_well_replicas() -> None:
     batch = items(1)
     pool = Pool(partial(holds, batch[0]))
     pool.send("a", batch)
@@ -150,7 +150,7 @@ def test_on_a_server_whose_control_fails_nobody_is_blamed() -> None:
     assert sorted(map(id, pool.well)) == sorted(map(id, batch))
 
 
-def test_suspects_that_wait_are_retried_whole_once_a_control_shows_that_a_server_is_unwell() -> None:
+def test_waiting_suspects_are_retried_whole_if_a_control_blames_a_server() -> None:
     pool, behind = Pool(all_breaks), items(6)
     pool.send("a", items(1))
     pool.finish(most_turns=3)
@@ -185,7 +185,7 @@ def test_a_control_that_is_refused_goes_again_after_a_pause_at_no_charge() -> No
 
 
 @pytest.mark.parametrize("end", ["succeeded", "failed", "refused"])
-def test_a_control_whose_item_was_given_up_meanwhile_leaves_nothing_behind(end: str) -> None:
+def test_a_control_whose_item_was_given_up_leaves_nothing_behind(end: str) -> None:
     pool, item = accused()
     control = pool.take("a")
     give_up(item)
@@ -231,9 +231,7 @@ def test_steps_that_fail_at_random_condemn_no_innocent_and_a_poison_still(share:
 
 
 @pytest.mark.parametrize(("replicas", "then"), [(("a", "b", "c"), "b"), (("a",), "a")])
-def test_a_batch_that_failed_for_other_reasons_is_tried_whole_once_elsewhere_if_there_is_another(
-    replicas: tuple[str, ...], then: str
-) -> None:
+def test_a_batch_that_failed_otherwise_is_tried_whole_once_on_any_other(replicas: tuple[str, ...], then: str) -> None:
     batch = items(5)
     pool = Pool(nothing_breaks, replicas)
     pool.retries.failed(batch, None, "a", pool.now_s, 0.5)
@@ -248,7 +246,7 @@ def test_a_batch_that_failed_for_other_reasons_is_tried_whole_once_elsewhere_if_
     st.integers(1, 4),
     st.randoms(use_true_random=False),
 )
-def test_whatever_fails_poison_is_condemned_innocents_are_served_and_one_suspect_is_out(
+def test_whatever_fails_only_poison_is_condemned_and_one_suspect_is_out(
     batches: list[tuple[int, set[int]]], replicas: int, order: random.Random
 ) -> None:
     bad: set[WorkItem] = set()
@@ -300,7 +298,7 @@ def test_a_suspect_waits_for_an_idle_replica_and_has_it_kept_free() -> None:
     assert pool.ask("b") is None  # one at a time
 
 
-def test_a_pause_grows_with_the_failures_and_keeps_no_replica_free_for_a_suspect() -> None:
+def test_a_pause_grows_with_failures_and_keeps_no_replica_for_a_suspect() -> None:
     pool, batch = Pool(nothing_breaks), items(4)
     pool.retries.failed(batch, None, "a", pool.now_s, 0.5)
     assert pool.retries.next_due_s(pool.now_s) == pytest.approx(pool.now_s + 0.01)
@@ -332,7 +330,7 @@ def test_who_was_given_up_may_have_been_the_poison() -> None:
     assert sent == [batch[1:4], batch[4:]]
 
 
-def test_parts_that_nobody_waits_for_are_dropped_and_the_next_batch_comes_under_suspicion() -> None:
+def test_parts_nobody_awaits_are_dropped_and_the_next_batch_is_suspected() -> None:
     pool, batch = suspected(2)
     other = items(1)
     pool.retries.failed(other, RetryBatch(other, 1, "a", 0.0), "c", pool.now_s, 0.5)
@@ -392,7 +390,7 @@ def test_a_refused_suspect_stays_the_next_one() -> None:
     assert pool.ask("b") is retry
 
 
-def test_a_group_over_the_budget_of_its_new_replica_goes_in_parts_without_another_pause() -> None:
+def test_a_group_over_a_new_replicas_budget_goes_in_parts_with_no_pause() -> None:
     pool, batch = Pool(nothing_breaks), items(5, tokens=40)
     pool.retries.failed(batch, None, "a", pool.now_s, 0.5)
     pool.now_s += 0.01
@@ -403,7 +401,7 @@ def test_a_group_over_the_budget_of_its_new_replica_goes_in_parts_without_anothe
     assert pool.ask("b") is None
 
 
-def test_neither_a_group_that_nobody_waits_for_nor_one_that_pauses_holds_up_the_next() -> None:
+def test_no_group_that_nobody_awaits_or_that_pauses_holds_up_the_next() -> None:
     pool, gone, pausing, ready = Pool(nothing_breaks), items(2), items(2), items(2)
     for group, jitter in ((gone, 0.0), (pausing, 0.9), (ready, 0.0)):
         pool.retries.failed(group, None, "a", pool.now_s, jitter)
@@ -425,7 +423,7 @@ def test_deadlines_pass_while_waiting_too() -> None:
     assert len(retry.items) == 1
 
 
-def test_the_same_poison_is_known_when_it_is_replayed_and_forgotten_in_order() -> None:
+def test_the_same_poison_is_known_when_replayed_and_forgotten_in_order() -> None:
     pool, batch = Pool(all_but_the_control_breaks), items(5)
     assert not pool.retries.is_quarantined(batch[0].token_ids, pool.now_s)
     for item in batch:
@@ -458,7 +456,7 @@ def test_a_quarantine_ends_after_minutes() -> None:
     assert not pool.retries.is_quarantined(b"1234", 100.0 + POLICY.quarantine_s)
 
 
-def test_the_quarantine_knows_an_input_by_all_of_its_ids_and_by_nothing_else() -> None:
+def test_the_quarantine_knows_an_input_by_all_its_ids_and_nothing_else() -> None:
     pool = Pool(all_but_the_control_breaks)
     poison = work_item(b"\x01\x00\x00\x00\x02\x00\x00\x00", 2, query())
     pool.send("a", [poison])
@@ -471,7 +469,7 @@ def test_the_quarantine_knows_an_input_by_all_of_its_ids_and_by_nothing_else() -
     assert pool.retries.is_quarantined(b"1234", pool.now_s)
 
 
-def test_retries_go_in_the_order_in_which_they_failed_and_a_refused_one_first() -> None:
+def test_retries_go_in_the_order_in_which_they_failed_a_refused_one_first() -> None:
     pool = Pool(nothing_breaks)
     first, second, refused = items(1), items(1), items(1)
     pool.retries.failed(first, None, "a", pool.now_s, 0.0)
@@ -482,7 +480,7 @@ def test_retries_go_in_the_order_in_which_they_failed_and_a_refused_one_first() 
     assert pool.ask("b") is None
 
 
-def test_a_batch_that_waits_behind_a_suspect_is_tried_where_it_failed_itself() -> None:
+def test_a_batch_that_waits_behind_a_suspect_is_tried_where_it_failed() -> None:
     pool, _ = suspected(1)
     other = items(1)
     pool.retries.failed(other, RetryBatch(other, 1, "a", 0.0), "c", pool.now_s, 0.0)
@@ -507,7 +505,7 @@ def test_a_suspect_is_no_longer_out_once_it_came_back_whichever_way() -> None:
     assert pool.ask("b") is not None
 
 
-def test_everything_that_waits_counts_whole_retries_parts_and_those_behind() -> None:
+def test_everything_that_waits_counts_retries_parts_and_those_behind() -> None:
     pool, batch = suspected(4)
     other, whole = items(2), items(3)
     pool.retries.failed(other, RetryBatch(other, 1, "a", 0.0), "c", pool.now_s, 0.0)

@@ -41,7 +41,7 @@ def test_a_stray_step_counts_for_no_more_than_the_clip_and_less_and_less(clip: f
     assert scale.value == pytest.approx(before * math.exp(-0.1 * clip))
 
 
-def test_the_first_steps_weigh_as_in_a_plain_mean_that_begins_with_one_vote() -> None:
+def test_the_first_steps_weigh_as_in_a_mean_that_begins_with_one_vote() -> None:
     scale = LiveScale(weight=0.1, clip=9.0)
     for count in range(1, 9):
         scale.observe(2.0, 1.0)
@@ -49,7 +49,7 @@ def test_the_first_steps_weigh_as_in_a_plain_mean_that_begins_with_one_vote() ->
 
 
 @pytest.mark.parametrize("times", [(0.0, 1.0), (math.inf, 1.0), (1.0, 0.0), (1.0, math.inf), (math.nan, 1.0)])
-def test_neither_a_measured_nor_a_fitted_time_that_is_none_teaches_anything(times: tuple[float, float]) -> None:
+def test_a_time_of_none_measured_or_fitted_teaches_nothing(times: tuple[float, float]) -> None:
     scale = LiveScale()
     scale.observe(*times)
     assert scale.value == 1.0
@@ -61,7 +61,7 @@ START_S = 100.0
 POLICY = DispatchPolicy(queue=QueuePolicy(coalesce=False))
 
 
-def test_a_reply_delay_is_the_mean_and_twice_the_deviation_and_a_stray_reply_moves_it_little() -> None:
+def test_a_reply_delay_is_mean_and_two_deviations_despite_a_stray_reply() -> None:
     delay = ReplyDelay()
     assert delay.value == 0.0
     for number in range(500):
@@ -92,7 +92,7 @@ def test_in_an_overload_what_is_promised_allows_for_the_way_back() -> None:
     assert in_time > 0.98 * len(sim.latency_s)
 
 
-def test_an_early_reply_counts_for_a_step_at_the_most_and_one_without_a_step_for_nothing() -> None:
+def test_an_early_reply_counts_for_a_step_at_most_or_without_one_for_none() -> None:
     early, more = ReplyDelay(gain=1.0), ReplyDelay(gain=1.0)
     early.observe(-0.010, 0.010)
     more.observe(-0.100, 0.010)

@@ -60,7 +60,7 @@ async def test_the_event_loop_is_left_alone_and_the_worker_may_be_shared() -> No
     assert tokenizer.threads == {"worker_0"}
 
 
-async def test_a_call_takes_no_more_characters_than_its_limit_but_at_least_one_caller() -> None:
+async def test_a_call_takes_at_most_its_limit_of_characters_or_one_caller() -> None:
     tokenizer = GatedTokenizer()
     counting = Counting(tokenizer, max_call_characters=10)
     tasks = await started(counting, ["first"], ["x" * 50], ["aaaa", "bbbb"], ["cc"], ["d"])
@@ -116,7 +116,7 @@ async def test_a_caller_that_gave_up_is_not_counted_and_holds_nobody_up() -> Non
     assert tokenizer.calls == [("running",), ("other",)]
 
 
-async def test_a_few_characters_are_counted_where_the_caller_stands_if_the_tokenizer_is_idle() -> None:
+async def test_a_few_characters_are_counted_at_once_if_the_tokenizer_is_idle() -> None:
     tokenizer = GatedTokenizer()
     tokenizer.gate.set()
     counting = Counting(tokenizer, inline_characters=8)

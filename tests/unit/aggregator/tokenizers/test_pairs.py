@@ -106,7 +106,7 @@ def test_the_second_text_of_bert_begins_where_its_token_types_are_1(tmp_path: Pa
     assert bert().encode("who is there?", "nobody").type_ids.index(1) == begins == 6
 
 
-def test_a_tokenizer_that_treats_a_pair_otherwise_is_refused_with_the_pair(tmp_path: Path) -> None:
+def test_a_tokenizer_that_treats_a_pair_otherwise_is_refused_with_it(tmp_path: Path) -> None:
     made = bert()
     made.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 101), ("[SEP]", 102)]

@@ -57,7 +57,7 @@ def test_what_grpc_puts_into_a_line_is_not_written(written: io.StringIO) -> None
     assert "secret" not in written.getvalue()
 
 
-def test_a_logger_of_grpc_writes_ten_lines_a_minute_and_tells_how_many_were_left_out() -> None:
+def test_a_logger_of_grpc_writes_ten_lines_a_minute_and_counts_the_rest() -> None:
     now_s = 0.0
     restraint = logs.Restraint(lambda: now_s)
 

@@ -65,7 +65,7 @@ def test_a_part_of_a_group_leaves_the_process_s_default_of_the_rest(tmp_path: Pa
     assert loaded(tmp_path, file="kafka: {budget: 6}").kafka == Kafka(bootstrap_servers="other:1", budget=6)
 
 
-def test_lists_and_groups_are_json_in_the_environment_and_a_part_may_stand_beside(tmp_path: Path) -> None:
+def test_lists_and_groups_are_json_in_the_environment_with_parts_beside(tmp_path: Path) -> None:
     settings = loaded(tmp_path, APP_KAFKA__TOPICS='[{"name": "a"}, {"name": "b", "priority": "high"}]')
     assert settings.kafka.topics == (Topic(name="a"), Topic(name="b", priority="high"))
     settings = loaded(tmp_path, APP_KAFKA='{"budget": 5, "bootstrap_servers": "a:1"}', APP_KAFKA__BUDGET="6")
@@ -78,7 +78,7 @@ def test_an_empty_variable_counts_as_not_set(tmp_path: Path) -> None:
     assert (settings.kafka.budget, settings.depth) == (7, 3)
 
 
-def test_names_without_the_prefix_and_links_of_kubernetes_services_are_no_settings(tmp_path: Path) -> None:
+def test_names_without_the_prefix_and_kubernetes_links_are_no_settings(tmp_path: Path) -> None:
     links = {
         "APP_SERVICE_HOST": "10.0.0.1",
         "APP_SERVICE_PORT": "80",
@@ -107,7 +107,7 @@ def test_a_variable_that_is_no_setting_is_refused_with_the_nearest_name(name: st
     assert problems(tmp_path, **{name: "x"}) == [f"{name} is not a setting{told}"]
 
 
-def test_a_key_of_a_file_or_of_json_that_is_no_setting_is_refused_wherever_it_stands(tmp_path: Path) -> None:
+def test_a_key_of_a_file_or_json_that_is_no_setting_is_refused_anywhere(tmp_path: Path) -> None:
     file = "nahme: x\n_env_file: x\nkafka:\n  budgte: 1\n  topics:\n  - nme: a\n    name: a\n"
     assert sorted(problems(tmp_path, file=file)) == [
         "_env_file is not a setting; --help lists all",

@@ -179,7 +179,7 @@ async def test_scalers_that_began_to_look_at_different_moments_publish_the_same(
         )
 
 
-async def test_an_api_server_that_is_away_changes_no_figure_until_it_is_too_long(cluster: Cluster) -> None:
+async def test_an_api_server_that_is_away_changes_no_figure_until_too_long(cluster: Cluster) -> None:
     async with cluster.api.started() as kubernetes, cluster.scaler(kubernetes) as scaler:
         await until_fresh(lambda: cluster.value(scaler) > 0)
         cluster.api.away = True

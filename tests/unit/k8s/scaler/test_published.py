@@ -80,7 +80,7 @@ def test_what_there_is_not_is_unknown(metric: str, wanted: dict[str, str]) -> No
     ("own", "knows", "of_peers", "told"),
     [(2.0, True, 3.0, 3.0), (3.0, True, 2.0, 3.0), (3.0, False, 2.0, 2.0), (3.0, False, None, 3.0)],
 )
-def test_the_most_that_any_replica_of_the_scaler_requires_is_told_of_those_that_know(
+def test_the_most_that_any_scaler_replica_that_knows_requires_is_told(
     own: float, knows: bool, of_peers: float | None, told: float
 ) -> None:
     published = publish(ManualClock(100.0), "m")

@@ -15,7 +15,7 @@ async def test_without_a_rate_all_is_due_at_once() -> None:
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.07])
-def test_at_a_rate_each_is_sent_when_it_is_due_and_a_late_sender_catches_up(
+def test_at_a_rate_each_is_sent_when_due_and_a_late_sender_catches_up(
     late_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def sent_s() -> list[float]:

@@ -10,7 +10,7 @@ POLICY = PaperPolicy(64, 4096, 4096)
 CPU = Curve(0.004, 0.004, 73e-6, 463, Rule.THROUGHPUT, 8192)
 
 
-def test_its_recentring_inside_the_tolerance_walks_down_to_the_floor_where_ours_stays() -> None:
+def test_its_recentring_in_the_tolerance_falls_to_the_floor_but_not_ours() -> None:
     """Batches fill 90 % of a budget, so each recentring on them takes a tenth off."""
     paper, ours = PaperController(POLICY, 0.020), SlaController(SlaPolicy(64, 4096, 4096), 0.020)
     for _ in range(100):

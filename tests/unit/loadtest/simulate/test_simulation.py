@@ -31,7 +31,7 @@ POLICIES = [
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.label)
-def test_the_same_seed_gives_the_same_outcome_to_the_byte_and_nobody_is_lost(policy: Policy) -> None:
+def test_the_same_seed_gives_the_same_bytes_and_nobody_is_lost(policy: Policy) -> None:
     outcome = simulate(SHORT, policy, 7)
     assert outcome.to_json() == simulate(SHORT, policy, 7).to_json()
     assert outcome.to_json() != simulate(SHORT, policy, 8).to_json()
@@ -57,7 +57,7 @@ def test_of_batches_that_others_are_merged_with_two_fit_one_step() -> None:
     assert halved.p99_s < 0.85 * whole.p99_s
 
 
-def test_budgets_that_are_capture_sizes_answer_more_of_an_overload_and_change_nothing_without_graphs() -> None:
+def test_budgets_of_capture_sizes_answer_more_of_an_overload_with_graphs() -> None:
     smooth = frozenset({Mechanism.CAPTURE_SIZES})
     graphs = cases.case("overload", curve="a100-graphs", seconds=4.0)
     snapped, between = (simulate(graphs, Policy(Kind.OURS, without=off), 1) for off in (frozenset[Mechanism](), smooth))
@@ -69,7 +69,7 @@ def test_budgets_that_are_capture_sizes_answer_more_of_an_overload_and_change_no
     assert replace(on, policy="") == replace(off, policy="")
 
 
-def test_a_step_in_load_brings_pods_and_the_queue_is_worked_off_within_what_is_promised() -> None:
+def test_a_step_in_load_brings_pods_and_the_queue_is_done_as_promised() -> None:
     autoscale = Autoscale(HpaPolicy(max_replicas=10), start_s=20.0)
     drain_s, period_s = autoscale.demand.drain_s, autoscale.hpa.sync_s
     arrivals = Steps(((0.0, 30.0), (60.0, 200.0)))
@@ -127,7 +127,7 @@ LOAD = Scenario(
 
 
 @pytest.mark.parametrize("kind", [Kind.OURS, Kind.SEQUENTIAL])
-def test_a_load_with_a_burst_comes_out_alike_when_few_calm_stretches_are_simulated(kind: Kind) -> None:
+def test_a_load_with_a_burst_comes_out_alike_with_few_calm_stretches(kind: Kind) -> None:
     whole, part = (simulate(replace(LOAD, calm_share=share), Policy(kind)) for share in (1.0, 0.3))
     assert part.arrived == whole.arrived
     assert part.answered == pytest.approx(whole.answered, rel=0.01)

@@ -48,7 +48,7 @@ def test_a_folder_has_one_stack_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_a_port_that_was_given_to_one_is_given_to_no_other_before_its_server_listens(
+def test_a_port_given_to_one_goes_to_no_other_before_its_server_listens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (given,) = free_ports(1)

@@ -15,7 +15,7 @@ VOYAGE: dict[str, Any] = {
 }
 
 
-def test_a_model_whose_code_vllm_has_a_class_for_is_served_by_it_whatever_architecture_it_names() -> None:
+def test_a_model_whose_code_vllm_has_a_class_for_is_served_by_that_class() -> None:
     assert hf_overrides(VOYAGE) == {"architectures": ["VoyageQwen3BidirectionalEmbedModel"]}
     assert hf_overrides({**VOYAGE, "auto_map": {}}) == {}
 
@@ -28,13 +28,11 @@ def test_a_model_whose_code_vllm_has_a_class_for_is_served_by_it_whatever_archit
         ({"model_type": "bert", "is_decoder": False}, None),
     ],
 )
-def test_a_type_of_published_code_is_read_as_the_one_of_transformers_that_it_extends(
-    config: dict[str, Any], known: str | None
-) -> None:
+def test_a_type_of_published_code_is_read_as_the_one_that_it_extends(config: dict[str, Any], known: str | None) -> None:
     assert known_type(config) == known
 
 
-def test_a_model_that_chooses_adapters_by_code_is_refused_with_what_to_serve_instead() -> None:
+def test_a_model_that_chooses_adapters_by_code_is_refused_with_advice() -> None:
     reason = refusal({"model_type": "xlm-roberta", "lora_adaptations": ["retrieval.query"]})
     assert reason is not None
     assert "jinaai/jina-embeddings-v3-hf" in reason

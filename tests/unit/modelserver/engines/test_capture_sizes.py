@@ -10,7 +10,7 @@ from modelserver.engines.model_config import capture_sizes
 from modelserver.profile.saturation import sweep_tokens
 
 
-def test_a_step_is_padded_by_half_at_most_and_the_largest_is_what_a_step_holds() -> None:
+def test_a_step_is_padded_by_half_at_most_and_the_largest_fills_it() -> None:
     sizes = capture_sizes(2048)
     assert (sizes[0], sizes[-1], len(sizes)) == (8, 2048, 17)
     assert all(larger <= 1.5 * size for size, larger in pairwise(sizes))

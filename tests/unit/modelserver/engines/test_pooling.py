@@ -124,7 +124,7 @@ def test_both_layouts_of_all_modules_are_read_alike(tmp_path: Path) -> None:
     assert read_(new) == Modules((Pooling.MAX,), expected(new, bias=True), leaves_prompts_out=True)
 
 
-def test_a_folder_without_modules_is_pooled_as_vllm_does_unless_it_has_a_pooling(tmp_path: Path) -> None:
+def test_a_folder_without_modules_or_a_pooling_is_pooled_as_vllm_does(tmp_path: Path) -> None:
     assert read_modules(tmp_path, trusted=False) is None
     write(tmp_path, "1_Pooling/config.json", {"word_embedding_dimension": 8, "pooling_mode_max_tokens": True})
     assert read_(tmp_path) == Modules((Pooling.MAX,))
@@ -172,7 +172,7 @@ def test_modules_in_another_order_or_of_others_are_refused(tmp_path: Path, kinds
     refused(tmp_path, says)
 
 
-def test_a_published_transformer_is_taken_where_its_code_is_run_or_vllm_knows_it(tmp_path: Path) -> None:
+def test_a_published_transformer_is_taken_if_its_code_runs_or_vllm_has_it(tmp_path: Path) -> None:
     modules(tmp_path, "custom_st.Transformer", "Pooling")
     write(tmp_path, "1_Pooling/config.json", {"word_embedding_dimension": 8})
     write(tmp_path, "sentence_bert_config.json", {"of_its_own": 1})
@@ -202,7 +202,7 @@ def test_a_dense_module_that_is_not_computed_is_refused(tmp_path: Path, change: 
     refused(tmp_path, says)
 
 
-def test_what_a_dense_module_leaves_unsaid_is_as_sentence_transformers_has_it(tmp_path: Path) -> None:
+def test_what_a_dense_module_omits_is_as_sentence_transformers_has_it(tmp_path: Path) -> None:
     pooled(tmp_path, "Dense")
     write(tmp_path, "2_Dense/config.json", {"in_features": 8, "out_features": 4})
     assert read_(tmp_path).layers == (Dense(tmp_path / "2_Dense", 8, 4, bias=True, activation="Tanh", residual=False),)
@@ -370,7 +370,7 @@ def test_auto_serves_what_the_files_speak_of(tmp_path: Path) -> None:
     assert tasks(causal(tmp_path, generation_config=False)) == {Task.EMBED}
 
 
-def test_auto_only_embeds_what_cannot_be_pooled_from_an_engine_that_generates(tmp_path: Path) -> None:
+def test_auto_only_embeds_what_a_generating_engine_cannot_pool(tmp_path: Path) -> None:
     pooled(tmp_path, pooling_mode_max_tokens=True)
     files = causal(tmp_path)
     assert tasks(files) == {Task.EMBED}

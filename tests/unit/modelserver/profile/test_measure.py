@@ -134,7 +134,7 @@ def test_a_total_too_small_to_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("total", [1, 8, 17, 100, 2048, 20_000])
-def test_queries_of_production_length_and_of_the_whole_vocabulary_sum_to_the_total(total: int) -> None:
+def test_queries_of_production_length_and_whole_vocabulary_sum_to_total(total: int) -> None:
     facts = facts_of(2048, 2048, 12)
     token_ids, lengths = production_mix(total, facts, np.random.default_rng(2))
     assert lengths.sum() == token_ids.size == total
@@ -236,7 +236,7 @@ def test_a_spoilt_cache_is_measured_anew(profile: Profile, tmp_path: Path) -> No
     assert store.cached(tmp_path, OWNER, PLAN) is None
 
 
-def test_a_backlog_gains_from_batches_until_a_hundredth_is_left_to_gain_and_past_a_hinge_nothing() -> None:
+def test_a_backlog_gains_until_a_hundredth_is_left_but_not_past_a_hinge() -> None:
     sizes = batch_sizes(300, 4096)
     assert (len(sizes), sizes[0], sizes[-1]) == (6, 300, 4096)
     found = backlog_tokens([(size, 0.006 + 33e-6 * size) for size in sizes])

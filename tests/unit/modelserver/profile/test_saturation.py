@@ -60,7 +60,7 @@ def test_without_noise_the_hinge_is_found_to_the_token(knee: int, fixed_share: f
         (hinged(0.0044, 0.0040, 60), 0.0044, T_MAX),  # hardly a floor
     ],
 )
-def test_without_a_floor_that_counts_the_point_is_the_first_with_nine_tenths_of_the_throughput_at_t_max(
+def test_without_a_floor_the_point_is_the_first_with_nine_tenths_at_t_max(
     time_s: Time, floor_s: float, max_tokens: int
 ) -> None:
     curve = fit(exact(time_s, max_tokens), max_tokens)
@@ -89,7 +89,7 @@ def test_a_curve_flat_to_t_max_gives_t_max_and_says_so(time_s: Time, max_tokens:
     assert (curve.saturation_point, curve.rule, curve.max_tokens) == (max_tokens, Rule.FLAT, max_tokens)
 
 
-def test_the_throughput_rule_depends_on_how_far_one_sweeps_and_so_publishes_it() -> None:
+def test_the_throughput_rule_depends_on_the_sweep_and_so_publishes_it() -> None:
     """Why T_max stands in the profile: the same curve has another point for every sweep."""
     curves = [fit(exact(straight(0.004, 73e-6), t_max), t_max) for t_max in (2048, 4096, 16384)]
     assert len({curve.saturation_point for curve in curves}) == 3
@@ -265,7 +265,7 @@ def test_noise_alone_is_hardly_ever_taken_for_a_hinge_or_a_slope() -> None:
     assert sum(curve.per_token_s == 0.0 for curve in constants) >= 38
 
 
-def test_a_hinge_that_lies_between_the_last_two_totals_is_put_at_the_first_of_them() -> None:
+def test_a_hinge_between_the_last_two_totals_is_put_at_the_first_of_them() -> None:
     """One total tells nothing of where a slope begins."""
     points = [(tokens, max(0.010, 0.002 + 1e-5 * tokens)) for tokens in sweep_tokens(1024)]  # from 800 on
     curve = fit(points, 1024)
@@ -274,7 +274,7 @@ def test_a_hinge_that_lies_between_the_last_two_totals_is_put_at_the_first_of_th
     assert curve.time_s(1024) == pytest.approx(0.01224)
 
 
-def test_a_hinge_may_lie_at_the_first_token_and_a_slope_is_seen_from_there_on() -> None:
+def test_a_hinge_may_lie_at_the_first_token_with_a_slope_from_there_on() -> None:
     totals = (1, 2, 3, 4, 6, 8)
     curve = fit([(tokens, 0.01 * max(1.2, tokens)) for tokens in totals], 8)
     assert (curve.saturation_point, curve.rule) == (1, Rule.HINGE)

@@ -83,11 +83,11 @@ def test_one_thread_computes_the_steps_that_several_would_make_slower(breaks_eve
     assert one <= several, "no step is slower than it would be with all threads"
 
 
-def test_where_threads_are_woken_for_nothing_all_of_them_compute_every_step() -> None:
+def test_where_threads_are_woken_for_nothing_all_compute_every_step() -> None:
     assert Machine(barriers(wake_s=0.0)).measured() == 0
 
 
-def test_where_one_thread_is_never_slower_the_larger_steps_than_measured_get_all_threads() -> None:
+def test_if_one_thread_is_never_slower_unmeasured_larger_steps_get_all() -> None:
     machine = Machine(lambda tokens, threads: tokens * threads * 1e-4)
     assert machine.measured() == 1025
     assert machine.threads_of(1025) == COUNT

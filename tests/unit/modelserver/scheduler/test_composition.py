@@ -132,7 +132,7 @@ def played(arriving: list[list[Sequence]], room: list[int], most_tokens: int = U
 
 @given(arrivals, rooms)
 @settings(max_examples=100)
-def test_each_step_is_fair_to_decoding_sequences_prompts_and_embeddings_and_leaves_no_room(
+def test_each_step_is_fair_to_decoding_prompts_and_embeddings_and_full(
     arriving: list[list[Sequence]], room: list[int]
 ) -> None:
     for step in played(arriving, room):

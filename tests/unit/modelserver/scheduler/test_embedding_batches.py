@@ -111,7 +111,7 @@ def vector(query: Sequence[int]) -> list[float]:
     return row
 
 
-def test_batches_and_generations_share_a_step_and_each_query_gets_its_own_vector() -> None:
+def test_batches_and_generations_share_a_step_each_query_gets_its_vector() -> None:
     server = Server()
     server.start(1)
     server.embed("a", [1, 2], [3])
@@ -133,7 +133,7 @@ def test_batches_and_generations_share_a_step_and_each_query_gets_its_own_vector
     assert (step.decoding_sequences, step.prompt_tokens, step.embedding_tokens) == (1, 0, 0)
 
 
-def test_a_batch_that_exceeds_the_room_is_answered_when_its_last_vector_is_computed() -> None:
+def test_a_batch_over_the_room_is_answered_once_its_last_vector_is_there() -> None:
     server = Server()
     server.start(1, tokens=20)
     server.step()
@@ -149,7 +149,7 @@ def test_a_batch_that_exceeds_the_room_is_answered_when_its_last_vector_is_compu
     assert answer.step.embed_room_tokens == STEP_TOKENS - 1
 
 
-def test_a_batch_that_goes_alone_has_a_step_to_itself_and_generations_go_on_after_it() -> None:
+def test_a_batch_that_goes_alone_has_its_own_step_and_generations_follow() -> None:
     server = Server()
     server.start(1, tokens=4)
     server.embed("before", [1])
@@ -169,7 +169,7 @@ def test_a_batch_that_goes_alone_has_a_step_to_itself_and_generations_go_on_afte
     assert [each.code for each in step.finished] == [0]
 
 
-def test_after_a_failed_mixed_step_generations_end_without_blame_and_each_batch_is_tried_alone() -> None:
+def test_after_a_failed_mixed_step_generations_end_and_batches_run_alone() -> None:
     server = Server()
     server.start(1)
     server.embed("good", [1, 2])
@@ -199,7 +199,7 @@ def test_a_poisoned_prompt_takes_no_batch_along() -> None:
 
 
 @pytest.mark.parametrize("generates", [False, True])
-def test_poisoned_batches_that_go_alone_in_a_row_do_not_count_as_failures_of_the_engine(generates: bool) -> None:
+def test_poisoned_batches_alone_in_a_row_do_not_count_as_engine_failures(generates: bool) -> None:
     server = Server()
     if generates:
         server.start(1, tokens=30)

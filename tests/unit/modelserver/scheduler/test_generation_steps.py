@@ -127,7 +127,7 @@ def test_a_slow_reader_gets_many_steps_in_one_message(running: Running) -> None:
     assert len(slow.tokens[1]) == 30
 
 
-def test_what_is_aborted_gains_nothing_more_and_its_caller_hears_nothing_of_it(running: Running) -> None:
+def test_what_is_aborted_gains_nothing_more_and_its_caller_hears_nothing(running: Running) -> None:
     reader = Reader()
     running.start(reader, 1, tokens=200)
     running.work.do(Abort(reader.outbox, 1))

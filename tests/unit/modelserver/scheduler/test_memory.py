@@ -73,7 +73,7 @@ def test_the_exact_batch_solves_its_equation(capacity: int, mean: float, deviati
     assert batch * mean + theta * math.sqrt(batch * variance) == pytest.approx(capacity, rel=1e-6)
 
 
-def test_moments_are_exact_while_they_remember_all_and_follow_a_change_after() -> None:
+def test_moments_are_exact_while_all_is_remembered_then_follow_a_change() -> None:
     lengths = LengthMoments(memory=100)
     chance = random.Random(3)
     sample = [chance.randint(1, 500) for _ in range(100)]
@@ -85,7 +85,7 @@ def test_moments_are_exact_while_they_remember_all_and_follow_a_change_after() -
     assert lengths.mean == pytest.approx(1000, rel=0.01)
 
 
-def test_one_length_is_its_own_mean_and_later_ones_weigh_less_once_enough_were_seen() -> None:
+def test_one_length_is_its_own_mean_and_after_enough_new_ones_weigh_less() -> None:
     lengths = LengthMoments(memory=4)
     lengths.observe(100)
     assert (lengths.count, lengths.mean, lengths.variance) == (1, 100.0, 0.0)

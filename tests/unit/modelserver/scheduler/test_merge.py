@@ -26,7 +26,7 @@ def chosen(*waiting: Waiting, limits: MergeLimits = LIMITS) -> Selection[Waiting
     return selection
 
 
-def test_batches_that_fit_one_step_are_merged_in_the_order_of_their_arrival() -> None:
+def test_batches_that_fit_one_step_are_merged_in_their_order_of_arrival() -> None:
     first, second, third = Waiting(30), Waiting(40), Waiting(20)
     assert chosen(first, second, third) == Selection((first, second, third), Composition.MERGED)
 
@@ -44,7 +44,7 @@ def test_a_step_holds_no_more_tokens_than_the_engine_does() -> None:
     assert chosen(first, second).batches == (first,)
 
 
-def test_a_batch_that_does_not_fit_is_passed_over_and_runs_first_next_time() -> None:
+def test_a_batch_that_does_not_fit_is_passed_over_and_runs_first_next() -> None:
     first, large, small = Waiting(60), Waiting(50), Waiting(40)
     assert chosen(first, large, small).batches == (first, small)
     assert chosen(large).batches == (large,)

@@ -132,7 +132,7 @@ def prepared(calls: list[Sequence[QueuedBatch]]) -> Callable[[Sequence[QueuedBat
     return prepare
 
 
-def test_while_a_step_runs_the_next_is_staged_also_with_what_comes_later_and_handed_over_ready(
+def test_while_a_step_runs_the_next_is_staged_with_what_comes_later(
     queue: StepQueue,
 ) -> None:
     calls: list[Sequence[QueuedBatch]] = []

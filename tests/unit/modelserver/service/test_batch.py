@@ -106,7 +106,7 @@ tokens = st.one_of(st.integers(0, 999), st.sampled_from([-1, 1000, -(2**31), 2**
         st.one_of(st.lists(st.integers(0, 999), max_size=12), st.lists(tokens, max_size=12)), min_size=1, max_size=8
     )
 )
-def test_good_queries_are_unharmed_and_bad_ones_named_whatever_stands_beside_them(queries: list[list[int]]) -> None:
+def test_good_queries_are_unharmed_and_bad_ones_named_whatever_is_beside(queries: list[list[int]]) -> None:
     batch = decoded(*queries)
     good = [place for place, query in enumerate(queries) if query and all(0 <= token < 1000 for token in query)]
     assert [fault.index for fault in batch.faults] == [place for place in range(len(queries)) if place not in good]

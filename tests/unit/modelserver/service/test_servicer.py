@@ -60,7 +60,7 @@ def test_a_model_that_ranks_is_told_with_its_template_and_without_labels() -> No
 @pytest.mark.parametrize(
     ("is_matryoshka", "named", "told"), [(False, (), []), (True, (), [1, 2]), (True, (1,), [1]), (False, (1,), [1])]
 )
-def test_a_model_has_the_sizes_that_its_files_name_or_all_where_they_name_none(
+def test_a_model_has_the_sizes_its_files_name_or_all_if_they_name_none(
     is_matryoshka: bool, named: tuple[int, ...], told: list[int]
 ) -> None:
     files = dataclasses.replace(FILES, is_matryoshka=is_matryoshka, matryoshka_dimensions=named)

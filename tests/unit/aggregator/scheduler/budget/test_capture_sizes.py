@@ -29,12 +29,12 @@ curves = st.builds(
 )
 
 
-def test_a_step_takes_as_long_as_one_of_the_next_size_and_above_the_last_one_as_long_as_its_tokens() -> None:
+def test_a_step_takes_the_next_sizes_time_and_above_the_last_its_tokens() -> None:
     assert LINE.time_s(257) == LINE.time_s(512) == SMOOTH.time_s(512)
     assert LINE.time_s(2049) == SMOOTH.time_s(2049)
 
 
-def test_where_the_upper_size_is_ruled_out_the_lower_one_is_taken_if_time_follows_tokens() -> None:
+def test_an_upper_size_ruled_out_yields_to_the_lower_if_tokens_take_time() -> None:
     assert LINE.snapped(700, 800) == 512
     assert FLAT.snapped(700, 800) == 700
     assert LINE.snapped(100, 200) == 100  # there is no lower one
@@ -71,7 +71,7 @@ def test_a_batch_of_a_backlog_ends_at_a_size_and_within_its_time() -> None:
     assert replica(hardly_rises, 512, capacity=2048).batch_tokens(5000, 5000, 0.0215) == 1024
 
 
-def test_a_step_above_the_last_size_has_as_many_tokens_as_its_time_just_allows() -> None:
+def test_a_step_above_the_last_size_has_the_tokens_that_its_time_allows() -> None:
     exact = Curve(0.0, 2**-7, 2**-10, 100, Rule.THROUGHPUT, 4096, capture_sizes=(256,))
     assert replica(exact, 128, capacity=4096).batch_tokens(9000, 9000, exact.time_s(300)) == 300
 
@@ -92,11 +92,11 @@ def steered(curve: Curve, answer_s: float, steps: int = 200) -> list[int]:
     return budgets
 
 
-def test_under_a_latency_target_the_budget_settles_at_the_largest_size_that_meets_it() -> None:
+def test_a_latency_target_puts_the_budget_at_the_largest_size_meeting_it() -> None:
     for size, larger in pairwise(SIZES):
         between_s = (LINE.time_s(size) + LINE.time_s(larger)) / 2
         assert set(steered(LINE, 2 * between_s)[-50:]) == {size}
 
 
-def test_on_a_flat_curve_a_latency_target_lets_the_budget_grow_past_every_size() -> None:
+def test_on_a_flat_curve_a_latency_target_lets_the_budget_pass_every_size() -> None:
     assert steered(FLAT, 0.024)[-1] > SIZES[-1]

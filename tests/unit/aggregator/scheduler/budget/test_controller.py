@@ -34,7 +34,7 @@ def test_it_rises_to_what_the_target_allows_and_a_step_holds() -> None:
         assert one.token_budget <= limits.step_capacity
 
 
-def test_the_targets_of_an_answer_leave_room_for_the_overhead_as_it_is_measured() -> None:
+def test_the_targets_of_an_answer_leave_room_for_the_measured_overhead() -> None:
     slo = SloTracker(SlaGoal(answer_s=0.120))
     one = slo.controller(LIMITS, CURVE.time_s(64))
     assert one.target_s == pytest.approx(0.060)
@@ -63,7 +63,7 @@ def test_the_budget_stays_within_its_bounds_and_the_engines_capacity(reports: li
         assert 64 <= one.token_budget <= 4096
 
 
-def test_a_replica_without_steering_keeps_its_budget_and_one_with_it_follows() -> None:
+def test_a_replica_without_steering_keeps_its_budget_one_with_it_follows() -> None:
     plain = Replica("a", CURVE, 1000, ReplicaPolicy())
     steered = Replica("a", CURVE, 1000, ReplicaPolicy(), budget_controller(SlaGoal(answer_s=0.1)))
     for one in (plain, steered):
@@ -75,7 +75,7 @@ def test_a_replica_without_steering_keeps_its_budget_and_one_with_it_follows() -
     assert CURVE.time_s(steered.token_budget) == pytest.approx(0.050, rel=0.1)
 
 
-def test_a_quantile_is_the_smallest_value_that_so_large_a_share_does_not_exceed() -> None:
+def test_a_quantile_is_the_smallest_value_that_its_share_does_not_exceed() -> None:
     for share, quantile in ((0.95, 19.0), (0.99, 20.0), (1.0, 20.0), (0.5, 10.0), (0.01, 1.0)):
         recent = RecentQuantile(share, renew=1)
         for value in random.Random(1).sample(range(1, 21), 20):
@@ -92,7 +92,7 @@ def test_a_quantile_is_taken_anew_now_and_then_and_at_first_at_once() -> None:
     assert seen == [1, 2, 3, 3, 3, 3, 7, 7, 7, 7, 11, 11]
 
 
-def test_a_quantile_is_that_of_the_last_512_values_and_taken_anew_at_every_sixteenth() -> None:
+def test_a_quantile_is_of_the_last_512_values_taken_anew_each_sixteenth() -> None:
     least = RecentQuantile(0.001)
     for value in range(16 * 33):
         least.observe(float(value))

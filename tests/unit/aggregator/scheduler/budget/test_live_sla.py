@@ -37,7 +37,7 @@ def replica_of(faked: FakedPipeline) -> Replica:
 
 
 @in_virtual_time
-async def test_a_target_that_is_missed_shrinks_the_budget_until_it_is_met_and_a_pod_that_heals_gets_it_back() -> None:
+async def test_a_missed_target_shrinks_the_budget_and_a_healed_pod_gets_it_back() -> None:
     engine = new_engine(description=SLOWED, slowness=2.0)  # 20 ms a full step, where 8 ms are wanted
     async with FakedPipeline(engine, goal=SlaGoal(answer_s=0.016, min_tokens=20)).started() as faked:
         replica = replica_of(faked)

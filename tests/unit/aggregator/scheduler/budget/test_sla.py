@@ -78,9 +78,7 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("curve", "share"), CASES)
-def test_under_noise_a_step_at_the_budget_takes_the_target_time_from_the_twentieth_step_on(
-    curve: Curve, share: float
-) -> None:
+def test_under_noise_a_step_takes_the_target_time_from_the_twentieth_on(curve: Curve, share: float) -> None:
     target_s = curve.time_s(int(share * POLICY.max_tokens))
     inside = total = 0
     for seed in SEEDS:
@@ -94,7 +92,7 @@ def test_under_noise_a_step_at_the_budget_takes_the_target_time_from_the_twentie
 @pytest.mark.slow
 @pytest.mark.parametrize("factor", [2.0, 0.5], ids=["slows", "quickens"])
 @pytest.mark.parametrize(("curve", "share"), [(A100, 0.5), (CPU, 0.15), (CPU, 0.25), (CPU, 0.5)])
-def test_thirty_steps_after_a_pod_changed_its_speed_by_half_the_target_holds_again(
+def test_thirty_steps_after_a_pods_speed_changed_by_half_the_target_holds(
     curve: Curve, share: float, factor: float
 ) -> None:
     target_s = curve.time_s(int(share * POLICY.max_tokens))
@@ -105,7 +103,7 @@ def test_thirty_steps_after_a_pod_changed_its_speed_by_half_the_target_holds_aga
         assert steps_to_recover(pod, replica) <= 30
 
 
-def test_a_target_that_no_budget_meets_gives_the_floor_and_a_slack_one_the_ceiling() -> None:
+def test_a_target_no_budget_meets_gives_the_floor_a_slack_one_the_ceiling() -> None:
     assert warmed_up(Pod(A100, 0), POLICY, 0.010).token_budget == POLICY.min_tokens
     assert warmed_up(Pod(A100, 0), POLICY, 1.0).token_budget == POLICY.max_tokens
 
@@ -207,7 +205,7 @@ def test_rare_hiccups_at_low_load_do_not_wear_the_budget_down() -> None:
     assert replica.token_budget == 600
 
 
-def test_it_moves_from_the_fourth_step_on_and_judges_by_the_target_of_the_moment() -> None:
+def test_it_moves_from_the_fourth_step_and_judges_by_the_present_target() -> None:
     replica = SlaController(replace(POLICY, start_tokens=1000), 0.050)
     assert budgets(replica, 5, 1000, 0.025, 1000) == [1000, 1000, 1000, 2000, 2000]
     replica.retarget(0.025)
@@ -215,7 +213,7 @@ def test_it_moves_from_the_fourth_step_on_and_judges_by_the_target_of_the_moment
     assert replica.target_s == 0.025
 
 
-def test_at_its_floor_means_within_an_eighth_of_the_saturation_point_of_the_least_budget() -> None:
+def test_at_its_floor_means_within_an_eighth_of_the_saturation_point() -> None:
     for budget in (165, 164):
         replica = SlaController(SlaPolicy(64, 4096, 800), 0.010)
         assert not replica.at_floor
@@ -224,7 +222,7 @@ def test_at_its_floor_means_within_an_eighth_of_the_saturation_point_of_the_leas
         assert (replica.token_budget, replica.at_floor) == (budget, budget <= 64 + 800 // 8)
 
 
-def test_the_target_is_half_of_what_the_overhead_leaves_and_never_below_the_shortest_step() -> None:
+def test_the_target_is_half_of_what_overhead_leaves_or_the_shortest_step() -> None:
     assert step_target_s(0.200, 0.020, 0.005) == pytest.approx(0.090)
     assert step_target_s(0.100, 0.095, 0.005) == pytest.approx(0.005)
     assert step_target_s(0.100, 0.500, 0.005) == pytest.approx(0.005)
@@ -298,7 +296,7 @@ def test_a_policy_may_go_to_the_edge_of_what_makes_sense(settings: dict[str, flo
         (1000, [0.100, 0.100, 0.100, 0.100, 9.0, 0.001], 1000),
     ],
 )
-def test_the_middle_of_the_last_steps_moves_the_budget_once_it_is_a_twentieth_off_the_target(
+def test_the_middle_of_the_last_steps_moves_a_budget_a_twentieth_off(
     tokens: int, times_s: list[float], budget: int
 ) -> None:
     replica = SlaController(replace(POLICY, start_tokens=1000), 0.100)

@@ -76,7 +76,7 @@ def admitted(
     ],
     ids=["an idle server", "a server's turn", "the longest wait", "enough inputs"],
 )
-def test_calls_are_batched_until_a_server_has_its_turn_and_no_longer_than_the_bounds(
+def test_calls_are_batched_until_a_server_has_its_turn_within_the_bounds(
     next_batch_at: float, come: list[tuple[float, int]], went: list[tuple[float, int]]
 ) -> None:
     assert admitted(next_batch_at, come) == went

@@ -59,7 +59,7 @@ def test_nobody_takes_more_calls_than_a_share() -> None:
     here.load.enter(("modest",))
 
 
-def test_bytes_are_taken_as_they_become_known_up_to_the_bound_and_the_share() -> None:
+def test_bytes_are_taken_as_they_become_known_up_to_bound_and_share() -> None:
     here = Listener()
     room, other = here.load.enter(("a",)), here.load.enter(("b",))
     room.widen(300)
@@ -111,7 +111,7 @@ def test_a_tenant_that_is_found_later_answers_for_what_its_call_holds() -> None:
     assert (here.held, here.load.calls.holders, here.load.bytes.holders) == ((0, 0, 0), 0, 0)
 
 
-def test_a_tenant_whose_share_of_calls_or_bytes_is_used_up_is_refused_when_it_is_found() -> None:
+def test_a_tenant_whose_share_of_calls_or_bytes_is_used_up_is_refused() -> None:
     here = Listener()
     for _ in range(8):
         here.load.enter(("tenant",))
@@ -136,7 +136,7 @@ def test_who_is_refused_is_told_when_to_come_again_and_not_all_at_once(jitter: f
     assert here.refused(lambda: here.load.enter(("another",)))[1] == pytest.approx(retry_s)
 
 
-async def test_a_call_that_was_given_up_keeps_its_room_until_the_work_for_it_has_ended() -> None:
+async def test_a_call_given_up_keeps_its_room_until_the_work_for_it_has_ended() -> None:
     here = Listener()
     room = here.load.enter(("a",))
     room.widen(100)
@@ -167,7 +167,7 @@ def test_a_tenant_answers_for_as_many_calls_as_its_share() -> None:
     assert here.limits == {Limit.SHARE_OF_CALLS: 1}, words
 
 
-def test_what_comes_faster_than_the_rate_waits_in_its_order_and_what_comes_later_does_not() -> None:
+def test_what_exceeds_the_rate_waits_in_order_and_what_is_later_does_not() -> None:
     limit = RateLimit(10.0)
     assert [limit.wait_s(5, 100.0) for _ in range(3)] == [0.0, 0.5, 1.0]
     assert limit.wait_s(1, 101.0) == 0.5

@@ -240,7 +240,7 @@ async def test_what_cannot_be_read_one_way_only_or_without_bound_is_refused(sent
         assert alone.wire.is_closed
 
 
-async def test_while_a_request_is_served_a_bounded_part_of_the_next_ones_is_kept() -> None:
+async def test_a_bounded_part_of_the_next_requests_is_kept_while_one_is_served() -> None:
     alone = Alone(goes_on=False)
     request = POST + b"\r\n"
     alone.send(request * 2000)

@@ -60,7 +60,7 @@ def test_no_new_tokens_are_refused_and_not_taken_for_no_limit(asked: dict[str, A
         assert error.value.field == name
 
 
-def test_a_completion_shows_log_probabilities_by_token_with_offsets_into_the_text() -> None:
+def test_a_completion_shows_log_probabilities_by_token_with_text_offsets() -> None:
     _, generated, writer = begun(prompt="x", logprobs=2)
     generated.extend([5, 6, 8], ALTERNATIVES)
     generated.end(pb.FINISH_REASON_STOP)
@@ -187,7 +187,7 @@ def test_the_bytes_of_tokens_join_to_the_text(real: Tokenizer, text: str, before
 
 
 @pytest.mark.parametrize("text", SAMPLES)
-def test_offsets_are_where_a_token_or_the_character_that_it_is_a_part_of_begins(real: Tokenizer, text: str) -> None:
+def test_offsets_are_where_a_token_or_the_character_it_is_part_of_begins(real: Tokenizer, text: str) -> None:
     ids = real.count([text]).ids.tolist()
     written, logprobs = shown(real, ids, prompt="x", logprobs=1)
     tokens, offsets = logprobs["tokens"], logprobs["text_offset"]

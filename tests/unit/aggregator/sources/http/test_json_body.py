@@ -121,7 +121,7 @@ def test_a_value_that_is_the_default_asks_for_nothing(path: str, name: str, valu
     assert generation(path, json.dumps({**MINIMAL[path], name: value}).encode()) == plain
 
 
-def test_null_inside_a_part_and_in_the_options_of_a_stream_asks_for_nothing() -> None:
+def test_null_in_a_part_and_in_the_options_of_a_stream_asks_for_nothing() -> None:
     part: dict[str, Any] = {"type": "text", "text": "", "cache_control": None, "annotations": []}
     options = {"include_usage": None, "include_obfuscation": False}
     assert chat({"role": "user", "content": [part]}, stream=True, stream_options=options) == [("user", "", "")]

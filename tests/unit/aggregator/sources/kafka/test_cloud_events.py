@@ -85,7 +85,7 @@ def test_the_reply_to_a_binary_event_has_its_attributes_in_headers() -> None:
     assert answer["status"]["code"] == Code.OUT_OF_RANGE
 
 
-def test_the_reply_to_a_structured_event_holds_its_attributes_and_the_data_in_json() -> None:
+def test_the_reply_to_a_structured_event_has_its_attributes_and_json_data() -> None:
     reply = replied(event(), STRUCTURED)
     assert reply.headers == [("content-type", b"application/cloudevents+json"), ("kafka_correlationId", b"\0\1")]
     found = json.loads(reply.value or b"")

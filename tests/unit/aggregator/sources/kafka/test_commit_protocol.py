@@ -139,7 +139,7 @@ def test_no_interleaving_loses_repeats_or_holds_for_ever(half: str) -> None:
     assert machine.steps >= _STEPS
 
 
-def test_a_membership_that_breaks_while_topics_are_released_is_followed_by_another() -> None:
+def test_a_membership_that_breaks_while_releasing_topics_has_a_successor() -> None:
     first, other = TPS
     game = CommitProtocol()
     game.hold_answers(commits=False, replies=True, poll_s=0.0)

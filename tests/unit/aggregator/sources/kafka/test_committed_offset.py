@@ -38,7 +38,7 @@ def test_gaps_between_offsets_are_passed_over() -> None:
     assert committed_offset.position == 10
 
 
-def test_offsets_without_a_record_are_passed_only_when_all_before_them_are_completed() -> None:
+def test_offsets_without_a_record_are_passed_once_all_before_are_complete() -> None:
     committed_offset = CommittedOffset("questions", 0, 0)
     in_flight = committed_offset.deliver(record_at(0))
     committed_offset.skip_to(20)

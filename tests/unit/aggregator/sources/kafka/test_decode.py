@@ -88,7 +88,7 @@ def test_a_request_belongs_to_the_trace_that_its_header_names() -> None:
     assert request_of(value).traceparent is None
 
 
-def test_a_record_that_was_put_back_from_the_dead_letters_is_known_by_its_header() -> None:
+def test_a_record_put_back_from_the_dead_letters_is_known_by_its_header() -> None:
     value = QUESTION.SerializeToString()
     assert request_of(value, ("dlt-redrives", b"1")).redriven
     assert not request_of(value, ("content-type", b"application/x-protobuf")).redriven
@@ -279,7 +279,7 @@ async def test_what_nobody_thought_of_is_named_by_its_kind_and_place_only(
     assert "text of a query" not in caplog.text
 
 
-def test_a_tenant_named_by_a_request_counts_only_where_callers_are_trusted_and_the_topic_has_none() -> None:
+def test_a_requests_tenant_counts_only_if_trusted_and_the_topic_has_none() -> None:
     claimed = pb.EmbedRequest(inputs=[pb.Input(text="a")], tenant="claimed").SerializeToString()
     found: list[str] = []
     for trusts_tenant in (True, False):

@@ -22,7 +22,7 @@ def topics(records: Sequence[Fetched]) -> list[str]:
     return [each.in_flight.committed_offset.topic for each in records]
 
 
-async def test_records_are_taken_in_their_order_a_few_small_ones_at_a_time_or_one_that_is_larger() -> None:
+async def test_records_are_taken_in_order_a_few_small_or_one_large_at_a_time() -> None:
     records = opened()
     sizes = [100_000, 100_000, 100_000, 3 * MIB, 1]
     records.put([fetched(size) for size in sizes[:4]])
@@ -31,7 +31,7 @@ async def test_records_are_taken_in_their_order_a_few_small_ones_at_a_time_or_on
     assert taken == [[100_000, 100_000], [100_000], [3 * MIB], [1]]
 
 
-async def test_what_waits_at_the_end_and_what_was_given_back_is_left_to_the_next_reader() -> None:
+async def test_what_waits_at_the_end_or_was_given_back_is_for_the_next_reader() -> None:
     records = opened()
     given_back = fetched(5, "a")
     records.put([given_back, fetched(5, "b")])

@@ -112,7 +112,7 @@ async def test_a_member_that_reads_and_commits_is_kept() -> None:
 
 
 @in_virtual_time
-async def test_what_becomes_complete_while_a_commit_is_out_is_committed_before_the_member_leaves() -> None:
+async def test_what_completes_during_a_commit_is_committed_before_leaving() -> None:
     kafka = a_log(6)
     reader = Reader(kafka)
     await asyncio.sleep(3.0)
@@ -131,7 +131,7 @@ async def test_what_becomes_complete_while_a_commit_is_out_is_committed_before_t
 
 
 @in_virtual_time
-async def test_partitions_of_a_deleted_topic_are_given_up_and_read_again_once_it_is_there() -> None:
+async def test_partitions_of_a_deleted_topic_are_given_up_and_read_once_back() -> None:
     kafka = a_log(2)
     reader = Reader(kafka)
     await asyncio.sleep(3.0)
@@ -147,7 +147,7 @@ async def test_partitions_of_a_deleted_topic_are_given_up_and_read_again_once_it
 
 
 @in_virtual_time
-async def test_an_offset_before_the_log_s_start_goes_on_there_and_what_was_lost_is_counted() -> None:
+async def test_an_offset_before_the_log_s_start_goes_on_there_and_counts_losses() -> None:
     kafka = a_log(10)
     kafka.committed[TP] = 2
     kafka.logs[TP].start = 7
@@ -160,7 +160,7 @@ async def test_an_offset_before_the_log_s_start_goes_on_there_and_what_was_lost_
 
 
 @in_virtual_time
-async def test_an_offset_behind_the_log_s_end_begins_the_log_again_and_its_records_in_flight_are_given_up() -> None:
+async def test_an_offset_behind_the_log_s_end_restarts_it_and_gives_up_records() -> None:
     class Shorter(FakeMember):
         """A new topic of the old name."""
 

@@ -35,7 +35,7 @@ def _record(partition: int | None, key: bytes | None, size_bytes: int = 10) -> O
     return OutgoingRecord("replies", partition, key, b"x" * size_bytes, ())
 
 
-def test_a_record_goes_where_it_says_or_where_its_key_says_and_the_others_together_anywhere() -> None:
+def test_a_record_goes_where_it_or_its_key_says_others_together_anywhere() -> None:
     records = [_record(2, b"k"), _record(None, b"k"), _record(None, None), _record(None, None), _record(2, None)]
     shares = dict(spread([4, 3, 2, 1, 0], records, {0, 1, 2, 3}))
     placed = {position: partition for partition, share in shares.items() for position in share}

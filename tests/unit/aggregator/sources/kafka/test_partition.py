@@ -17,7 +17,7 @@ def _partition_with(count: int) -> tuple[Partition, CommittedOffset, list[InFlig
     )
 
 
-def test_records_that_nobody_completes_pause_their_partition_and_resume_it_well_below_the_cap() -> None:
+def test_incomplete_records_pause_a_partition_until_well_below_the_cap() -> None:
     partition, committed_offset, in_flight_records = _partition_with(101)
     partition.watch_span(100)
     assert partition.over_span
@@ -31,7 +31,7 @@ def test_records_that_nobody_completes_pause_their_partition_and_resume_it_well_
     assert not partition.over_span
 
 
-def test_one_straggler_pauses_its_partition_once_too_much_is_completed_behind_it() -> None:
+def test_one_straggler_pauses_its_partition_once_too_much_is_done_behind() -> None:
     partition, committed_offset, in_flight_records = _partition_with(102)
     for in_flight in in_flight_records[1:]:
         committed_offset.complete(in_flight)

@@ -129,7 +129,7 @@ async def connected(broker: Broker) -> KafkaProducer:
 
 
 @in_virtual_time
-async def test_what_comes_while_a_batch_is_out_goes_together_in_the_next_and_each_record_has_its_result(
+async def test_what_comes_during_a_batch_goes_in_the_next_each_with_its_result(
     broker: Broker,
 ) -> None:
     producer = await connected(broker)
@@ -190,9 +190,7 @@ async def test_what_no_retry_cures_is_final_after_some_tries(broker: Broker) -> 
 
 @pytest.mark.parametrize("hangs", [True, False], ids=["it hangs", "its sender has ended"])
 @in_virtual_time
-async def test_a_client_that_does_not_write_any_more_is_replaced_and_disconnected(
-    broker: Broker, *, hangs: bool
-) -> None:
+async def test_a_client_that_no_longer_writes_is_replaced_and_disconnected(broker: Broker, *, hangs: bool) -> None:
     producer = await connected(broker)
     broker.hangs, broker.refuses_connections = hangs, 3
     if not hangs:

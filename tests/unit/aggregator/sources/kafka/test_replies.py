@@ -97,7 +97,7 @@ def test_every_reply_equals_the_public_message(requests: list[Request]) -> None:
         assert reply.headers is route.headers
 
 
-def test_a_reply_that_cannot_be_encoded_is_an_error_to_its_sender_and_harms_no_other() -> None:
+def test_an_unencodable_reply_is_an_error_to_its_sender_and_harms_nobody() -> None:
     broken = CompletedBatch("b", "small", "r1", 0, np.zeros(3, np.float32), 0.0, 0.0)
     requests = [request_of([Vector(batch, 0, 3, 0.0)], Options(dimensions=1)) for batch in (broken, batch_of())]
     first, second = (pb.EmbedResponse.FromString(reply.value or b"") for reply in encode_replies(requests, GROUP))
@@ -188,7 +188,7 @@ def test_a_value_too_large_for_the_dead_letter_topic_leaves_its_digest() -> None
     assert headers["dlt-value-sha256"] == hashlib.sha256(value).hexdigest().encode()
 
 
-def test_key_and_headers_are_left_out_of_a_dead_letter_only_where_they_are_too_large_together() -> None:
+def test_a_dead_letter_lacks_key_and_headers_only_if_too_large_together() -> None:
     for size, kept in ((32 * 1024 - 2, True), (32 * 1024 - 1, False)):
         letter = buried(b"v", [("x", b"h" * (size - 1000))], b"k" * 1001, omit=True)
         assert ("x" in dict(letter.headers)) == (letter.key is not None) == kept

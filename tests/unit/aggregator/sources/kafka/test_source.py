@@ -100,7 +100,7 @@ async def test_a_refusal_that_cannot_be_written_is_counted_as_such() -> None:
 
 
 @in_virtual_time
-async def test_a_dead_letter_that_cannot_be_written_holds_the_commit_and_tells_of_the_first_failure() -> None:
+async def test_unwritable_dead_letters_hold_the_commit_and_tell_the_first_fault() -> None:
     async with FakedSource().started() as faked:
         faked.kafka.refusals["in-dlt"] = kafka_errors.TopicAuthorizationFailedError("in-dlt")
         began_s = asyncio.get_running_loop().time()
@@ -177,7 +177,7 @@ async def test_a_reply_that_stays_refused_delays_its_dead_letter_no_further() ->
 
 
 @in_virtual_time
-async def test_a_dead_letter_that_cannot_be_written_does_not_hold_what_was_completed_with_it() -> None:
+async def test_an_unwritable_dead_letter_does_not_hold_what_completed_with_it() -> None:
     async with FakedSource().started() as faked:
         faked.kafka.refusals["in-dlt"] = kafka_errors.TopicAuthorizationFailedError("in-dlt")
         for _ in range(2):
@@ -196,7 +196,7 @@ async def test_a_dead_letter_that_cannot_be_written_does_not_hold_what_was_compl
 
 
 @in_virtual_time
-async def test_a_topic_whose_dead_letters_cannot_be_written_is_held_and_no_other() -> None:
+async def test_only_a_topic_whose_dead_letters_cannot_be_written_is_held() -> None:
     async with FakedSource().started() as faked:
         faked.kafka.refusals["in-dlt"] = kafka_errors.TopicAuthorizationFailedError("in-dlt")
         for _ in range(5000):
@@ -215,7 +215,7 @@ async def test_a_topic_whose_dead_letters_cannot_be_written_is_held_and_no_other
 
 
 @in_virtual_time
-async def test_dead_letters_that_are_too_large_and_refused_ones_do_not_stop_each_other() -> None:
+async def test_too_large_and_refused_dead_letters_do_not_stop_each_other() -> None:
     async with FakedSource().started() as faked:
         faked.kafka.max_message_bytes = 1000
         for value in (b"\xff" * 900, b"\xff" * 2000, b"\xff" * 10):
@@ -278,7 +278,7 @@ def held(faked: FakedSource) -> set[str]:
 
 
 @in_virtual_time
-async def test_a_topic_is_held_for_every_model_that_its_records_asked_for_and_for_its_own_while_that_is_away() -> None:
+async def test_a_topic_is_held_for_every_absent_model_asked_for_and_its_own() -> None:
     async with FakedSource().started() as faked:
         faked.kafka.append(OutgoingRecord("in", 0, b"k", NAMES_ANOTHER, []))
         faked.source.pause(lambda _, _task: False, lambda model, _: model == "n")
@@ -308,7 +308,7 @@ async def test_records_with_large_values_are_received_apart() -> None:
 
 
 @in_virtual_time
-async def test_large_records_wait_as_long_as_their_topic_is_held_and_are_left_to_the_next_reader_at_the_end() -> None:
+async def test_large_records_wait_on_a_held_topic_and_are_left_at_the_end() -> None:
     async with FakedSource().started() as faked:
         for topic, value in (("in", LARGE), ("in", REQUEST), ("other", LARGE)):
             faked.kafka.append(OutgoingRecord(topic, 0, b"k", value, []))
@@ -328,7 +328,7 @@ async def test_large_records_wait_as_long_as_their_topic_is_held_and_are_left_to
 
 
 @in_virtual_time
-async def test_only_topics_whose_large_records_wait_are_held_when_too_many_of_them_do() -> None:
+async def test_only_topics_whose_large_records_wait_are_held_when_too_many_do() -> None:
     async with FakedSource().started() as faked:
         value = pb.EmbedRequest(inputs=[pb.Input(text="x" * (1 << 20))]).SerializeToString()
         for _ in range(64):
@@ -374,7 +374,7 @@ async def test_a_clock_an_hour_ahead_expires_a_backlog_in_words() -> None:
 
 
 @in_virtual_time
-async def test_a_reply_too_large_for_its_topic_becomes_a_dead_letter_and_its_neighbour_is_answered() -> None:
+async def test_only_a_reply_too_large_for_its_topic_becomes_a_dead_letter() -> None:
     async with FakedSource().started() as faked:
         faked.kafka.max_message_bytes = 2000
         value = pb.EmbedRequest(request_id="q", inputs=[pb.Input(text="a")]).SerializeToString()

@@ -61,7 +61,7 @@ def test_records_are_read_as_aiokafka_reads_them(compression: int) -> None:
     assert [each.offset for each in found(data, 14).records] == [14, 15]
 
 
-def test_a_header_name_that_is_not_utf8_makes_its_own_record_unreadable_and_no_other() -> None:
+def test_a_header_name_not_in_utf8_makes_only_its_own_record_unreadable() -> None:
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 100_000)
     for delta in range(3):
         builder.append(delta, 1, b"k", b"%d" % delta, [("NAME" if delta == 1 else "fine", b"x")])
@@ -83,7 +83,7 @@ def test_batches_are_read_up_to_the_first_with_an_unreadable_record() -> None:
     assert decoded.after == 16
 
 
-def test_a_corrupt_batch_is_one_record_with_its_bytes_and_the_next_batch_says_where_it_ends() -> None:
+def test_a_corrupt_batch_is_one_record_ending_where_the_next_batch_says() -> None:
     bad = spoilt(batch(10, 5))
     decoded = found(bad + batch(20, 5), 12)
     (record,) = decoded.records
@@ -118,14 +118,14 @@ def test_records_of_a_transaction_are_read_unless_it_was_aborted(
     assert decoded.after == 12
 
 
-def test_a_marker_ends_an_aborted_transaction_and_the_same_producer_s_next_one_is_read() -> None:
+def test_a_marker_ends_an_aborted_transaction_and_the_next_one_is_read() -> None:
     data = batch(10, 2, producer_id=7) + control(12, 7) + batch(13, 2, producer_id=7) + control(15, 7)
     decoded = found(data, 10, aborted=[(7, 10)])
     assert [each.offset for each in decoded.records] == [13, 14]
     assert decoded.after == 16
 
 
-def test_a_batch_whose_last_records_were_compacted_away_is_left_behind_whole() -> None:
+def test_a_batch_whose_last_records_were_compacted_is_left_behind_whole() -> None:
     data = bytearray(batch(10, 3))
     data[23:27] = (7).to_bytes(4, "big")  # the last offset's distance, which compaction keeps
     decoded = found(with_checksum(bytes(data)), 14)

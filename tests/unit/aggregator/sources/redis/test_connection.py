@@ -43,7 +43,7 @@ class Forgetful:
         lambda server: server.wait_for_entry("requests", b"0", 1.0),
     ],
 )
-async def test_a_cancellation_that_the_client_forgets_ends_its_task_all_the_same(
+async def test_a_cancellation_that_the_client_forgets_still_ends_its_task(
     command: Callable[[Server], Awaitable[Any]],
 ) -> None:
     client = Forgetful()

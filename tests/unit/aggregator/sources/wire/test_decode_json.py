@@ -95,7 +95,7 @@ def test_of_a_field_with_few_values_those_are_named() -> None:
         parse({"dimensions": "SECRET"})
 
 
-def test_what_is_wrong_beside_the_inputs_is_told_before_what_is_wrong_with_them() -> None:
+def test_what_is_wrong_beside_the_inputs_is_told_before_their_own_faults() -> None:
     with pytest.raises(InvalidRequest, match="value of encoding is invalid"):
         parse({"inputs": [{"text": 5}], "encoding": "SECRET"})
 

@@ -89,7 +89,7 @@ def test_ids_of_any_length_and_script_stand_in_the_answer(request_id: str) -> No
     assert (told.get("requestId", ""), told.get("replyId", "")) == (request_id, request_id[::-1])
 
 
-def test_requests_of_one_batch_with_other_options_do_not_share_their_answers() -> None:
+def test_requests_of_one_batch_with_other_options_do_not_share_answers() -> None:
     of_batch = batch("b", 3)
     sizes = [
         len(pb.EmbedResponse.FromString(to_protobuf(request, "r")).embeddings[0].embedding)
@@ -122,7 +122,7 @@ def test_times_of_many_seconds_are_told_to_the_nanosecond() -> None:
     assert json.loads(json_of(response(request, "reply")))["timings"]["batched"] == "7.250s"
 
 
-def test_what_failed_is_told_of_the_whole_wherever_it_stands_with_when_to_come_again() -> None:
+def test_any_failure_is_told_of_the_whole_with_when_to_come_again() -> None:
     vector = Vector(batch("b", 2), 0, 1, 0.0)
     orders: tuple[list[Outcome | None], ...] = [vector, FAILED], [FAILED, vector]
     for outcomes in orders:
@@ -143,7 +143,7 @@ def test_a_vector_of_one_byte_is_told_from_what_looks_like_it(token_count: int) 
     assert pb.EmbedResponse.FromString(to_protobuf(request, "reply")) == response(request, "reply")
 
 
-def test_an_answer_tells_of_the_batch_that_was_waited_for_longest_and_of_the_first_such() -> None:
+def test_an_answer_tells_of_the_first_batch_that_was_waited_for_longest() -> None:
     waits = (0.25, 0.5, 0.5)
     outcomes: list[Outcome | None] = [Vector(batch(str(row), 1), 0, 3, wait_s) for row, wait_s in enumerate(waits)]
     assert response(request_of(outcomes), "reply").batch_id == "1"

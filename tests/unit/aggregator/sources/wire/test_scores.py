@@ -72,7 +72,7 @@ def test_a_request_that_is_wrong_as_a_whole_is_refused(message: pb.RankRequest |
     assert told in str(refused.value)
 
 
-def test_the_earlier_deadline_counts_and_a_trusted_sender_names_its_tenant() -> None:
+def test_the_earlier_deadline_counts_and_a_trusted_sender_names_a_tenant() -> None:
     message = pb.RankRequest(query="q", documents=["a"], tenant="t")
     message.expire_time.seconds = 1005
     request = scores.parse(message, DEFAULTS, object(), received_s=10.0, wall_s=1000.0, deadline_s=inf)

@@ -43,7 +43,7 @@ def test_a_damaged_certificate_is_due(field: str, content: bytes) -> None:
     assert is_due(Certificate(**{**parts, field: content}), NAMES, NOW)
 
 
-def test_a_renewed_certificate_is_trusted_beside_the_one_that_may_still_be_served() -> None:
+def test_a_renewed_certificate_is_trusted_beside_the_one_still_served() -> None:
     first = make(NAMES, NOW)
     second = make(NAMES, LATER, first)
     third = make(NAMES, LATER + timedelta(days=61), second)

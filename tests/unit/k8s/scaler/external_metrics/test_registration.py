@@ -111,7 +111,7 @@ async def test_one_that_another_took_from_us_is_not_deleted_with_our_release() -
     assert len(events(fake)) == 1
 
 
-async def test_of_several_releases_one_holds_it_and_the_next_takes_it_over_when_it_is_gone() -> None:
+async def test_of_several_releases_one_holds_it_and_once_gone_another_does() -> None:
     fake = api("a", "b")
     async with fake.started() as kubernetes:
         first, second = registration(kubernetes, "a"), registration(kubernetes, "b")

@@ -43,7 +43,7 @@ def test_a_stale_input_is_an_error_and_never_zero() -> None:
         demand.publish(replace(QUIET, measured_s=math.nan), 0.0)
 
 
-def test_before_any_pod_has_said_what_it_does_one_is_asked_for_and_none_is_taken_away() -> None:
+def test_until_a_pod_says_what_it_does_one_is_asked_for_and_none_taken() -> None:
     cold = replace(QUIET, pod_tokens_per_s=None)
     assert Demand(POLICY).publish(cold, 0.0) == 0.0
     assert Demand(POLICY).publish(replace(cold, arrival_tokens_per_s=1e6), 0.0) == 1.0
@@ -78,7 +78,7 @@ def test_the_backlog_that_grows_while_pods_load_asks_for_no_more_of_them() -> No
     assert demand.publish(*at(120.0, replace(loading, ready=4))) > 10.0
 
 
-def test_who_begins_to_look_while_pods_load_asks_for_no_more_of_them_either() -> None:
+def test_who_begins_to_look_while_pods_load_asks_for_no_more_either() -> None:
     loading = replace(QUIET, arrival_tokens_per_s=1500.0, backlog_tokens=200_000.0, replicas=4, ready=2)
     demand = Demand(POLICY)
     assert demand.publish(*at(0.0, loading)) == pytest.approx(4.0)
@@ -113,7 +113,7 @@ def test_a_pod_that_never_comes_holds_the_backlog_for_ten_minutes_only() -> None
     assert demand.publish(*at(611.0, growing)) == pytest.approx(10.0)
 
 
-def test_over_the_objective_with_the_budget_at_its_floor_more_pods_are_asked_for() -> None:
+def test_over_the_objective_at_the_budgets_floor_more_pods_are_asked_for() -> None:
     load = replace(QUIET, arrival_tokens_per_s=3000.0, slo_pressure=1.5, at_floor=True)
     assert Demand(POLICY).publish(load, 0.0) == pytest.approx(6.0)
     assert Demand(POLICY).publish(replace(load, slo_pressure=9.0), 0.0) == pytest.approx(8.0)

@@ -45,7 +45,7 @@ def test_calls_and_backlog_together_make_the_figure() -> None:
     assert figure.lag_records == 100
 
 
-def test_of_a_share_of_the_demand_that_share_of_the_replicas_is_required_and_of_the_lag_is_told() -> None:
+def test_a_share_of_the_demand_requires_that_share_of_replicas_and_of_lag() -> None:
     answers = Answers((answer((0, 900), other_tokens_per_s=6000.0, held_tokens=3000, pending_requests=6),), 100.0)
     shares = TopicShares({"m": [TOPIC]})
     whole, quarter, none = (
@@ -66,13 +66,13 @@ def test_a_model_that_generates_asks_for_the_memory_that_its_texts_hold() -> Non
     assert figure.required_replicas == pytest.approx(6000 * 2.0 / 4000 / 0.75)
 
 
-def test_a_partition_without_an_owner_counts_from_its_commit_and_without_a_commit_from_its_beginning() -> None:
+def test_a_partition_without_an_owner_counts_from_its_commit_or_beginning() -> None:
     answers = Answers((answer((0, 1000)),), 100.0)
     figure = figures().update(answers, ends(100.0, 1000, 1000, 1000, committed={1: 400}), None, 100.0)
     assert figure.lag_records == 0 + 600 + 1000
 
 
-def test_unclaimed_entries_of_a_redis_stream_count_once_although_every_aggregator_reports_them() -> None:
+def test_unclaimed_entries_of_a_stream_count_once_though_all_report_them() -> None:
     one, other = answer((0, 1000)), answer()
     one.streams.append(pb.Stream(stream="s", model="m", waiting_entries=90, tokens_per_entry=20.0))
     other.streams.append(pb.Stream(stream="s", model="m", waiting_entries=100, tokens_per_entry=20.0))
@@ -110,7 +110,7 @@ def test_a_growing_topic_is_demand_even_when_nobody_fetches() -> None:
 
 
 @pytest.mark.parametrize("window_s", [2.0, 20.0])
-def test_a_step_of_arrivals_is_seen_whole_once_the_window_has_passed_and_not_before(window_s: float) -> None:
+def test_a_step_of_arrivals_is_seen_whole_only_once_the_window_has_passed(window_s: float) -> None:
     model, step_s = figures(window_s), 30
     found: list[float] = []
     for second in range(60):
@@ -149,7 +149,7 @@ def test_two_models_on_one_topic_get_what_each_is_sent() -> None:
         assert figure.required_replicas == pytest.approx((arrivals + backlog / 30) / 7500)
 
 
-def test_shares_hold_while_nothing_is_fetched_and_at_first_all_is_the_topics_own_models() -> None:
+def test_shares_hold_while_nothing_is_fetched_and_start_as_the_topics_own() -> None:
     shares = TopicShares({"m": [TOPIC], "n": [], "o": ["other"]})
     assert [shares.of(name, []) for name in "mno"] == [{TOPIC: 1.0}, {TOPIC: 0.0, "other": 0.0}, {"other": 1.0}]
     fetched = [pb.ModelDemand(model=name, kafka_tokens_per_s=30.0, tokens_per_record=10.0) for name in "mn"]
@@ -164,14 +164,12 @@ def test_a_record_is_as_long_as_the_aggregators_find_them_on_average() -> None:
 
 
 @pytest.mark.parametrize(("ready", "knows"), [(2, True), (1, False)])
-def test_a_figure_is_as_old_as_its_oldest_input_and_knows_what_pods_are_for_that_came_while_it_looked(
-    ready: int, *, knows: bool
-) -> None:
+def test_a_figure_is_as_old_as_its_oldest_input_and_knows_newly_come_pods(ready: int, *, knows: bool) -> None:
     figure = figures().update(Answers((answer((0, 0)),), 90.0), ends(85.0, 0), Replicas(2, ready, 95.0), 100.0)
     assert (figure.measured_s, figure.saw_scale_up) == (85.0, knows)
 
 
-def test_while_pods_are_pending_the_backlog_is_held_at_its_value_when_they_were_asked_for() -> None:
+def test_while_pods_are_pending_the_backlog_is_held_as_of_their_request() -> None:
     model = figures()
     found = [
         model.update(
@@ -186,7 +184,7 @@ def test_while_pods_are_pending_the_backlog_is_held_at_its_value_when_they_were_
 
 
 @pytest.mark.parametrize(("above_it", "required"), [(0, 1.5), (1, 1.0)])
-def test_pressure_asks_for_more_once_no_replica_above_its_floor_can_buy_latency(above_it: int, required: float) -> None:
+def test_pressure_asks_for_more_once_no_replica_above_its_floor_can_help(above_it: int, required: float) -> None:
     pressed = answer((0, 0), other_tokens_per_s=7500.0, p99_s=0.45, slo_s=0.3)
     pressed.models[0].replicas[0].budget_at_floor = True
     pressed.models[0].replicas.extend([pb.Replica(address="b", token_budget=500, step_time_s=0.05)] * above_it)
