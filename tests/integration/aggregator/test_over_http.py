@@ -207,7 +207,7 @@ async def test_an_aggregator_that_stops_under_load_answers_every_request(tmp_pat
         async with asyncio.TaskGroup() as tasks:
             for _ in range(64):
                 tasks.create_task(caller())
-            await asyncio.sleep(0.5)
+            await until(lambda: answered >= 64)
             assert await asyncio.to_thread(front.stop, 30.0) == 0
         logged = [fields["event"] for fields in front.news()]
     assert answered >= 64 * 2
