@@ -29,6 +29,7 @@ _RETRY_S = 0.5  # a broker that restarts takes seconds
 _LOOK_EVERY_S, _LOOK_TIMEOUT_S = 5.0, 1.0  # how soon a topic made anew is noticed; how long its member may wait
 _ASK_MS = 5000  # then another broker is asked
 _DEAD_LETTER_MARGIN_BYTES = 64 * 1024  # for the headers that a dead letter adds
+_TOKEN_HINT = "; has the token in kafka.sasl.token_file expired? A broker ends such a connection without a word"
 _REFUSED = (
     kafka_errors.TopicAuthorizationFailedError,
     kafka_errors.ClusterAuthorizationFailedError,
@@ -191,6 +192,7 @@ def _sasl(settings: SaslSettings) -> dict[str, Any]:
 async def _admin(settings: KafkaSettings, timeout_s: float) -> AsyncGenerator[AIOKafkaAdminClient, None]:
     """An admin client; connecting is retried until the time-out. Raises StartError for what the cluster refuses."""
     options = client_options(settings)
+    hint = _TOKEN_HINT if "sasl_oauth_token_provider" in options else ""
     deadline_s = asyncio.get_running_loop().time() + timeout_s
     admin = AIOKafkaAdminClient(**options, request_timeout_ms=max(1000, int(timeout_s * 500)))
     try:
@@ -201,13 +203,14 @@ async def _admin(settings: KafkaSettings, timeout_s: float) -> AsyncGenerator[AI
             except kafka_errors.KafkaError as error:
                 reason = await _unreachable(options) or repr(error)
                 if asyncio.get_running_loop().time() + _RETRY_S > deadline_s:
-                    raise StartError(f"kafka: {reason}") from None
+                    raise StartError(f"kafka: {reason}{hint}") from None
                 await asyncio.sleep(_RETRY_S)
         yield admin
     except _REFUSED as error:
         raise StartError(f"kafka: not authorised: {error}; grant this client its rights") from error
     except (kafka_errors.KafkaError, TimeoutError) as error:
-        raise StartError(f"kafka: {settings.bootstrap_servers} answered with an unexpected error: {error!r}") from error
+        unexpected = f"kafka: {settings.bootstrap_servers} answered with an unexpected error: {error!r}{hint}"
+        raise StartError(unexpected) from error
     finally:
         await admin.close()
 
