@@ -195,7 +195,7 @@ async def test_a_caller_that_goes_away_is_given_up(callers: Callers) -> None:
 async def test_a_deadline_ends_the_call_and_is_the_request_s(callers: Callers) -> None:
     calling = asyncio.create_task(callers.call("one", timeout_s=1.0))
     (request,) = await take(callers.source, 1)
-    assert 0 < request.deadline_s - request.received_s <= 1.0
+    assert 0 < request.deadline_s - request.received_s <= 1.02  # gRPC rounds a time-out up on its way
     with pytest.raises(Failed, match=f"^{expected(Code.DEADLINE_EXCEEDED, type(callers))}$"):
         await calling
 

@@ -135,7 +135,7 @@ async def test_an_expired_token_is_refused_and_a_fresh_one_in_the_file_is_taken(
     settings = settings.model_copy(update={"create_topics": True})
     token = guarded.kafka.folder / "token"
     token.write_text(guarded.kafka.token(seconds=-120))
-    with pytest.raises(StartError, match="kafka: localhost:.*token_file"):
+    with pytest.raises(StartError, match=r"kafka: localhost:.*token_file"):
         await check(settings, 4)
     token.write_text(guarded.kafka.token())
     assert "will be created" in str(await check(settings, 30))

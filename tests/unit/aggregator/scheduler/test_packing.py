@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -93,8 +94,11 @@ def test_what_was_passed_over_opens_the_next_batch_before_the_more_urgent() -> N
     assert sizes(pack(packer)) == [50]
 
 
-def test_several_that_were_passed_over_keep_their_order() -> None:
-    _, packer = filled([80, 70, 60, 20, 30, 40])
+@pytest.mark.parametrize("deadline_s", [inf, 9.0])
+def test_several_that_were_passed_over_keep_their_order(deadline_s: float) -> None:
+    put, packer = filled([])
+    for tokens in (80, 70, 60, 20, 30, 40):
+        put(tokens, deadline_s=deadline_s)
     assert sizes(pack(packer)) == [80, 20]
     assert sizes(pack(packer)) == [70, 30]
     assert sizes(pack(packer)) == [60, 40]
