@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-_SWEEP_AT = 4096  # tenants: a sweep of so many takes two milliseconds
+_SWEEP_AT = 4096  # tenants; a sweep over them takes two milliseconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Quantize the bundled MiniLM for vLLM: `python -m loadtest.texts.minilm_int8 FOLDER`.
 
 W8A8 in the format of compressed-tensors: int8 weights with a scale a row, and activations quantized a token as they
-come. A program of its own, which nothing imports: it loads torch.
+come. It runs in a process of its own, because it loads torch.
 """
 
 from __future__ import annotations

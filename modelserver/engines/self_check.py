@@ -80,7 +80,7 @@ _SEEDS = 4  # generations with a seed: one by chance alike proves nothing
 _DISORDER = 2.0
 """The highest temperature: random numbers rather than roundings decide."""
 _RESUMED = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""So many of the seeded generations must be resumed with the same token; by dtype."""
+"""The least number of seeded generations that resume with the same token, by dtype."""
 
 Ids = list[int]
 

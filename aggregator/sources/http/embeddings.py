@@ -255,7 +255,7 @@ _COHERE_INPUT_TYPES = {
 _COHERE_TRUNCATE = {"NONE": pb.TRUNCATE_NONE, "START": pb.TRUNCATE_START, "END": pb.TRUNCATE_END}
 _CohereType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 _COHERE_TYPES = 6
-"""Cohere has so many, and a response has each once."""
+"""The most that a request may name: a response has each type once."""
 
 
 class _Content(msgspec.Struct, forbid_unknown_fields=True):

@@ -70,7 +70,7 @@ class DeadlinePassed(TokenbatchError):
 
 
 class AnsweredCall(Call):
-    """The origin of a request without a task of its own: the code that completes it writes the answer."""
+    """The origin of a request that no task waits for: its completion writes the response."""
 
     __slots__ = ("_answer",)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice
 from math import inf
 
@@ -107,7 +107,7 @@ _FLOAT32, _NO_TRUNCATION = int(pb.ENCODING_FLOAT32), int(pb.TRUNCATE_NONE)
 
 def decode_embed(data: bytes, max_inputs: int) -> pb.EmbedRequest:
     """The message in these bytes. Raises InvalidRequest if it is above a limit or not a message."""
-    return decode_checked(pb.EmbedRequest, data, partial(check, max_inputs=max_inputs))
+    return decode_checked(pb.EmbedRequest, data, check, max_inputs)
 
 
 _FIELD_NAMES = {name: field for field in pb.EmbedRequest.DESCRIPTOR.fields for name in (field.name, field.json_name)}

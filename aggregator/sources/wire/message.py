@@ -32,10 +32,10 @@ _PRIORITIES: dict[int, Priority] = {
 }
 
 
-def decode_checked(kind: type[M], data: bytes, check: Callable[[bytes], None]) -> M:
-    """The message in these bytes. Raises InvalidRequest if `check` does, or if they are no such message."""
+def decode_checked(kind: type[M], data: bytes, check: Callable[..., None], *limits: int) -> M:
+    """The message in these bytes. Raises InvalidRequest if `check` finds a limit passed, or for another message."""
     try:
-        check(data)
+        check(data, *limits)
         return kind.FromString(data)
     except DecodeError:
         raise InvalidRequest(f"the message cannot be decoded as {kind.DESCRIPTOR.full_name}") from None

@@ -46,7 +46,7 @@ _PROGRAMS = Path(__file__).parent / "programs"
 _VLLM = (sys.executable, str(_PROGRAMS / "vllm_serve.py"), "serve")
 _NO_ACCESS_LOG = "--disable-uvicorn-access-log"
 _CALIBRATION = 300
-"""Questions, as many as OpenVINO's quantization takes unless it is told; not those that benchmarks ask first."""
+"""Questions: the default of OpenVINO's quantization. The last of the file, which benchmarks ask last."""
 
 
 class Peer(Part):

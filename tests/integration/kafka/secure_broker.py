@@ -1,6 +1,6 @@
 """Apache Kafka behind SASL_SSL and SSL, with users, certificates, signed tokens and access control lists.
 
-Its plain listener and USER may do everything; APP only what it is granted.
+The plain listener and USER have all rights; APP has the rights that a test grants.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _BOUNDS = {"int8_over_direct": "≥ 1.3", "int8_same_nearest": "≥ 0.99"}
 
 
 def measure(plan: Plan) -> list[Figure]:
-    """VLLM's engine with int8, the same without, and the engine that the model server chooses, in turns."""
+    """The engine of vLLM with int8 and without, and the engine that the model server chooses, in turns."""
     folder = plan.folder / "minilm_int8"
     shutil.rmtree(folder, ignore_errors=True)
     make_once(folder, "loadtest.texts.minilm_int8")
