@@ -1,7 +1,7 @@
 """Quantize the bundled MiniLM for vLLM: `python -m loadtest.texts.minilm_int8 FOLDER`.
 
-W8A8 in the format of compressed-tensors: int8 weights with a scale a row, and activations quantized a token as they
-come. It runs in a process of its own, because it loads torch.
+W8A8 in the compressed-tensors format: static int8 weights per channel, dynamic int8 activations per token. The module
+imports torch, so benchmarks run it as a subprocess.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _PRIORITIES: dict[int, Priority] = {
 
 
 def decode_checked(kind: type[M], data: bytes, check: Callable[..., None], *limits: int) -> M:
-    """The message in these bytes. Raises InvalidRequest if `check` finds a limit passed, or for another message."""
+    """The message in these bytes. Raises InvalidRequest if `check` does, or if they do not parse as `kind`."""
     try:
         check(data, *limits)
         return kind.FromString(data)
