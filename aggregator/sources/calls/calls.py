@@ -216,6 +216,12 @@ class Calls:
         """The request in a message of any size."""
         if len(data) <= SMALL_BYTES:
             return self.take(data, identity, deadline_s, room, read)
+        return await self.take_in_slow_lane(data, identity, deadline_s, room, read)
+
+    async def take_in_slow_lane(
+        self, data: bytes, identity: Identity, deadline_s: float, room: Room, read: Read
+    ) -> Request:
+        """The request in a message that takes long to decode, whatever its size."""
         request = await self._decode_large(_Arrived(read, data, identity, self.clock(), self.wall_clock(), deadline_s))
         room.charge(sum(map(getsizeof, request.inputs)) - len(data))  # texts can take four times their UTF-8
         return self._counted(request, identity, room)

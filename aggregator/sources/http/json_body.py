@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from typing import TypeVar, cast
 
 import msgspec
 
 from aggregator.sources.http.errors import FieldError
+from aggregator.sources.wire.decode import SMALL_BYTES
 
 T = TypeVar("T")
+
+_MANY_OBJECTS = 1024
+"""Lists and objects that are walked through, where a body is to be refused, in about a millisecond."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PLACE = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 _NAMED = re.compile(r"^Object (contains unknown|missing required) field `(.*)`$", re.DOTALL)
 _HALF = re.compile("[\ud800-\udfff]")
+_ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _MOST_NESTED = 1 << 18
 """Lists and objects of a body that is decoded without a schema; each costs some 64 bytes."""
 _EMPTY: tuple[object, ...] = (None, [], {})
@@ -41,6 +47,12 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 """Fields that are not supported, and their values that ask for nothing beside `_EMPTY`."""
 
 
+def takes_long(data: bytes | bytearray) -> bool:
+    """Whether a body is to be decoded on a thread."""
+    size = len(data)
+    return size > SMALL_BYTES or (size > _MANY_OBJECTS and data.count(b"[") + data.count(b"{") > _MANY_OBJECTS)
+
+
 def decode_body(decoder: msgspec.json.Decoder[T], data: bytes | memoryview, inside: str = "") -> T:
     """A body, or its field `inside`. Raises FieldError."""
     if not inside and data[:3] == _BYTE_ORDER_MARK:
@@ -53,7 +65,8 @@ def decode_body(decoder: msgspec.json.Decoder[T], data: bytes | memoryview, insi
         raise _half_a_character(bytes(data)) or FieldError(f"the body is not JSON in UTF-8: {error}") from None
     if not inside and _is_shallow(bytes(data)):
         with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):  # in a part that has no schema
-            data = msgspec.json.encode(_asked(msgspec.json.decode(data), _required(decoder)))
+            required = _required(cast("type[msgspec.Struct]", decoder.type))
+            data = msgspec.json.encode(_asked(msgspec.json.decode(data), required))
         try:
             return decoder.decode(data)
         except msgspec.ValidationError as error:
@@ -76,52 +89,78 @@ def _is_shallow(data: bytes) -> bool:
     return data.count(b"[") + data.count(b"{") <= _MOST_NESTED
 
 
-def _required(decoder: msgspec.json.Decoder[T]) -> Collection[str]:
+@lru_cache(maxsize=64)  # there is a class for each form; its annotations take 100 µs to read
+def _required(body: type[msgspec.Struct]) -> frozenset[str]:
     """The fields that a body must have: an empty field is not missing."""
-    body = cast("type[msgspec.Struct]", decoder.type)
-    return [field.encode_name for field in msgspec.structs.fields(body) if field.required]
+    return frozenset(field.encode_name for field in msgspec.structs.fields(body) if field.required)
 
 
-def _asked(value: object, required: Collection[str] = ()) -> object:
-    """A value without the fields, at any level, that ask for nothing; its own `required` ones stay."""
-    if isinstance(value, dict):
-        kept = ((name, _asked(each)) for name, each in value.items())
-        return {name: each for name, each in kept if name in required or not _asks_nothing(name, each)}
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return [_asked(each) for each in value]
-    return value
+def _asked(body: object, required: frozenset[str]) -> object:
+    """A body without the fields, at any level, that ask for nothing; its own `required` ones stay.
+
+    Every object is in `objects` before those inside it, so that from the last to the first each one is stripped after
+    what it holds. The body itself is changed.
+    """
+    objects: list[dict[str, object]] = []
+    unseen = [body] if body else []
+    while unseen:
+        value = unseen.pop()
+        if isinstance(value, dict):
+            objects.append(value)
+            unseen.extend(each for each in value.values() if each and isinstance(each, (dict, list)))
+        elif isinstance(value, list) and isinstance(value[0], dict):
+            unseen.extend(each for each in value if each and isinstance(each, (dict, list)))
+    for each in reversed(objects):
+        kept = required if each is body else ()
+        for name in [name for name, value in each.items() if name not in kept and _asks_nothing(name, value)]:
+            del each[name]
+    return body
 
 
 def _asks_nothing(name: str, value: object) -> bool:
-    return any(value == each and type(value) is type(each) for each in _EMPTY + _NEUTRAL.get(name, ()))
+    if not value and value in _EMPTY:
+        return True
+    return name in _NEUTRAL and any(value == each and type(value) is type(each) for each in _NEUTRAL[name])
 
 
 def _half_a_character(data: bytes) -> FieldError | None:
     """The refusal of JSON whose only fault is one half of a surrogate pair."""
-    if not _is_shallow(data):
+    if not _ESCAPED_HALF.search(data) or not _is_shallow(data):
         return None
     try:
-        for place, text in _texts(json.loads(data), ""):
-            if half := _HALF.search(text):
-                escape = f"\\u{ord(half[0]):04x}"
-                return FieldError(
-                    f"{place or 'the body'} holds half a character: {escape} is one half of a surrogate pair", place
-                )
+        found = _first_half(json.loads(data))
     except (ValueError, RecursionError):
-        pass
+        return None
+    if found is None:
+        return None
+    place, half = found
+    escape = f"\\u{ord(half):04x}"
+    return FieldError(f"{place or 'the body'} holds half a character: {escape} is one half of a surrogate pair", place)
+
+
+def _first_half(body: object) -> tuple[str, str] | None:
+    """The first half of a surrogate pair in a text or a name, behind its place; a name's place is that of its object.
+
+    The walk keeps its way down, and makes a place of it only for what it finds.
+    """
+    way: list[tuple[str | int, Iterator[tuple[str | int, object]]]] = [("", iter([("", body)]))]
+    while way:
+        for step, value in way[-1][1]:
+            if isinstance(step, str) and not step.isascii() and (half := _HALF.search(step)):
+                return _place(step for step, _ in way), half[0]
+            if isinstance(value, str):
+                if not value.isascii() and (half := _HALF.search(value)):
+                    return _place([*(step for step, _ in way), step]), half[0]
+            elif isinstance(value, dict):
+                way.append((step, iter(value.items())))
+                break
+            elif isinstance(value, list):
+                way.append((step, iter(enumerate(value))))
+                break
+        else:
+            way.pop()
     return None
 
 
-def _texts(value: object, place: str) -> Iterator[tuple[str, str]]:
-    """Every text with its place; a name's place is that of its object."""
-    if isinstance(value, str):
-        yield place, value
-    elif isinstance(value, dict):
-        for name, each in value.items():
-            yield place, name
-            if isinstance(each, (str, dict, list)):
-                yield from _texts(each, f"{place}.{name}" if place else name)
-    elif isinstance(value, list):
-        for index, each in enumerate(value):
-            if isinstance(each, (str, dict, list)):
-                yield from _texts(each, f"{place}[{index}]")
+def _place(steps: Iterable[str | int]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps if step != "").lstrip(".")

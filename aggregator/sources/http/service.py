@@ -28,14 +28,16 @@ from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, read
 from aggregator.sources.http.errors import FieldError, HttpError, described
 from aggregator.sources.http.exchange import Exchange, Responses
 from aggregator.sources.http.generation import ChatRequest, CompletionRequest, GenerationReader, GenerationWriter
-from aggregator.sources.http.json_body import decode_body
+from aggregator.sources.http.json_body import decode_body, takes_long
 from aggregator.sources.http.scores import read_classify, read_rerank, read_score
-from aggregator.sources.wire.decode import SMALL_BYTES
 from aggregator.sources.wire.message import Message
 from aggregator.tokenizers.tokenizer import Tokenizer
 from protos.generation.v1.generation_pb2 import GenerateRequest
 
 _EVENTS = {"content-type": "text/event-stream", "cache-control": "no-cache"}
+
+_MANY_IDS = 4096  # written as numbers in half a millisecond
+_MANY_TOKENS = 64  # each takes 5 to 10 µs to become text
 
 T = TypeVar("T")
 
@@ -148,7 +150,7 @@ class OpenAIService:
     def _serve(self, read: Read, exchange: Exchange) -> None:
         room = exchange.held_room
         decoded = partial(self._decoded, read, exchange, room)
-        if len(exchange.body) > SMALL_BYTES:
+        if takes_long(exchange.body):
             exchange.start(self._serve_large(exchange, room, decoded))
         else:
             data = exchange.take_body()
@@ -158,7 +160,8 @@ class OpenAIService:
         self, exchange: Exchange, room: Room, decoded: Callable[[bytes, Identity], tuple[Message, Call]]
     ) -> None:
         data = exchange.take_body()
-        self._submit(exchange, await self.calls.take_large(data, exchange.identity, exchange.deadline_s, room, decoded))
+        asked = data, exchange.identity, exchange.deadline_s, room, decoded
+        self._submit(exchange, await self.calls.take_in_slow_lane(*asked))
 
     def _decoded(
         self, read: Read, exchange: Exchange, room: Room, data: bytes, identity: Identity
@@ -209,7 +212,8 @@ class OpenAIService:
             return message, HttpGenerationCall(room, asked)
 
         data = exchange.take_body()
-        request = await calls.take_large(data, exchange.identity, exchange.deadline_s, room, decoded)
+        asked = data, exchange.identity, exchange.deadline_s, room, decoded
+        request = await calls.take_in_slow_lane(*asked) if takes_long(data) else calls.take(*asked)
         exchange.span = self._tracing.serve_http(exchange.path, request.traceparent)
         calls.submit(request)
         try:
@@ -256,31 +260,48 @@ class OpenAIService:
         return tokenizer
 
     def _tokenize(self, exchange: Exchange) -> None:
-        exchange.start(self._count(exchange, decode_body(TOKENIZE, exchange.take_body())))
+        exchange.start(self._count(exchange))
 
-    async def _count(self, exchange: Exchange, asked: Tokenize) -> None:
+    async def _count(self, exchange: Exchange) -> None:
+        asked = await self._decode(TOKENIZE, exchange)
         served = self._served(asked.model or exchange.identity.defaults.model)
         limit = most_characters(served)
         if len(asked.prompt) > limit:
             raise FieldError(f"the prompt has more than {limit} characters", "prompt")
         counted = await served.counting.count([asked.prompt], long=len(asked.prompt) > LONG_CHARACTERS)
-        ids = counted.ids.tolist()
-        if not asked.add_special_tokens:
-            ids = np.frombuffer(served.tokenizer.without_special(counted.ids.tobytes()), "<i4").tolist()
-        found = {"count": len(ids), "max_model_len": served.description.max_input_tokens, "tokens": ids}
-        exchange.answer(200, msgspec.json.encode(found), {})
+
+        def write() -> bytes:
+            ids = counted.ids
+            if not asked.add_special_tokens:
+                ids = np.frombuffer(served.tokenizer.without_special(ids.tobytes()), "<i4")
+            most = served.description.max_input_tokens
+            return msgspec.json.encode({"count": len(ids), "max_model_len": most, "tokens": ids.tolist()})
+
+        exchange.answer(200, await in_slow_lane(write) if len(counted.ids) > _MANY_IDS else write(), {})
 
     def _detokenize(self, exchange: Exchange) -> None:
-        asked = decode_body(DETOKENIZE, exchange.take_body())
+        exchange.start(self._join(exchange))
+
+    async def _join(self, exchange: Exchange) -> None:
+        asked = await self._decode(DETOKENIZE, exchange)
         served = self._served(asked.model or exchange.identity.defaults.model)
-        size = served.description.vocabulary_size
-        if len(asked.tokens) > served.description.max_input_tokens:
-            raise FieldError(f"more than {served.description.max_input_tokens} token ids", "tokens")
-        if any(token >= size for token in asked.tokens):
-            raise FieldError(f"a token id is not below {size}, the size of the vocabulary", "tokens")
-        detokenizer = served.tokenizer.detokenizer(b"")
-        text = "".join(map(detokenizer.step, asked.tokens))
-        exchange.answer(200, msgspec.json.encode({"prompt": text}), {})
+        size, most = served.description.vocabulary_size, served.description.max_input_tokens
+        if len(asked.tokens) > most:
+            raise FieldError(f"more than {most} token ids", "tokens")
+
+        def write() -> bytes:
+            if any(token >= size for token in asked.tokens):
+                raise FieldError(f"a token id is not below {size}, the size of the vocabulary", "tokens")
+            step = served.tokenizer.detokenizer(b"").step
+            return msgspec.json.encode({"prompt": "".join(map(step, asked.tokens))})
+
+        exchange.answer(200, await in_slow_lane(write) if len(asked.tokens) > _MANY_TOKENS else write(), {})
+
+    async def _decode(self, decoder: msgspec.json.Decoder[T], exchange: Exchange) -> T:
+        """The body of a call that no engine answers. Raises FieldError."""
+        data = exchange.take_body()
+        decode = partial(decode_body, decoder, data)
+        return await in_slow_lane(decode) if takes_long(data) else decode()
 
     def _served(self, name: str) -> ModelRevision:
         """The revision that most servers have. Raises UnknownModel or ModelUnavailable."""

@@ -1,0 +1,150 @@
+"""What a body costs the event loop: at most a few milliseconds, in proportion to its size; else it takes a thread."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from functools import partial
+
+import pytest
+
+from aggregator.errors import TokenbatchError
+from aggregator.request.request import Defaults
+from aggregator.scheduler.work_item import Priority
+from aggregator.sources.http.embeddings import EmbeddingsReader, read_documents, read_embed
+from aggregator.sources.http.generation import GenerationReader
+from aggregator.sources.http.json_body import decode_body, takes_long
+from aggregator.sources.http.scores import read_classify, read_rerank, read_score
+from aggregator.sources.http.service import DETOKENIZE, TOKENIZE
+from aggregator.sources.wire.decode import SMALL_BYTES
+from tests.fuzz.campaign import corpus
+from tests.support.fake_source import GRPC
+from tests.support.http_bodies import AnyRevision
+
+TURN_S = 0.005
+"""The longest that anything which a caller sends may hold the event loop; bodies take a third of it at most."""
+DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE, max_inputs=2048)
+GENERATION = GenerationReader(AnyRevision(), trusts_token_ids=True)
+READS: dict[str, Callable[[bytes, Defaults, str], object]] = {
+    "embeddings": EmbeddingsReader(AnyRevision(), trusts_token_ids=True),
+    "embed": read_embed,
+    "documents": read_documents,
+    "rerank": partial(read_rerank, returns_documents=True),
+    "score": read_score,
+    "classify": read_classify,
+    "completion": GENERATION.completion,
+    "chat": GENERATION.chat,
+    "tokenize": lambda data, *_: decode_body(TOKENIZE, data),
+    "detokenize": lambda data, *_: decode_body(DETOKENIZE, data),
+}
+EVERY_FORM = (
+    b'"input":"a","messages":[{"role":"user","content":"x"}],"prompt":"p","texts":["a"],"query":"q",'
+    b'"documents":["d"],"inputs":[["a"]],"tokens":[1],'
+)
+HALF = rb'"\ud800"'
+SIZES = [1 << power for power in range(10, SMALL_BYTES.bit_length())]
+DEEP = 900  # the deepest that the decoders read
+
+Body = Callable[[int], bytes]
+
+
+def filled(begin: bytes, each: bytes, end: bytes) -> Body:
+    """A body that repeats `each` up to a size."""
+    return lambda size: begin + each * ((size - len(begin) - len(end)) // len(each)) + end
+
+
+def numbered(begin: bytes, each: bytes, end: bytes) -> Body:
+    """A body of members whose names are numbers, up to a size."""
+    return lambda size: begin + b",".join(each % number for number in range((size - 400) // (len(each) + 4))) + end
+
+
+BODIES: dict[str, Body] = {
+    "half a character in nested lists": filled(b'{"input":' + b"[" * DEEP, b'"",', HALF + b"]" * DEEP + b"}"),
+    "half a character behind many texts": filled(b'{"input":[', b'"",', HALF + b"]}"),
+    "half a character behind letters": filled(b'{"input":["', "é".encode(), b'",' + HALF + b"]}"),
+    "half a character behind objects": filled(b'{"input":[', b'{"a":0},', HALF + b"]}"),
+    "half a character behind names": numbered(b'{"input":{', b'"%x":0', b',"z":' + HALF + b"}}"),
+    "empty objects": filled(b'{"x":[', b"{},", b"{}]}"),
+    "objects of nothing": filled(b'{"x":[', b'{"a":null},', b"{}]}"),
+    "names of nothing": numbered(b"{", b'"%x":null', b"}"),
+    "names within": numbered(b"{" + EVERY_FORM + b'"x":[{', b'"%x":[]', b"}]}"),
+    "nested objects": filled(b"{" + EVERY_FORM + b'"x":' + b'{"a":' * DEEP, b" ", b"{}" + b"}" * DEEP + b"}"),
+    "messages of nothing": filled(b'{"messages":[', b'{"role":"user","content":null},', b'{"role":"user"}],"z":1}'),
+    "parts of a message": filled(
+        b'{"messages":[{"role":"user","content":[', b'{"type":"text","text":"x"},', b'{"type":"text","text":"x"}]}]}'
+    ),
+    "numbers": filled(b"{" + EVERY_FORM + b'"z":[', b"1,", b"1]}"),
+    "long numbers": filled(b"{" + EVERY_FORM + b'"z":[', b"1e9,", b"1]}"),
+    "input texts": filled(b'{"input":[', b'"a",', b'"a"]}'),
+    "input ids": filled(b'{"input":[', b"1,", b"1]}"),
+    "lists of ids": filled(b'{"input":[', b"[1],", b"[1]]}"),
+    "texts": filled(b'{"texts":[', b'"a",', b'"a"]}'),
+    "inputs": filled(b'{"inputs":[', b'["a"],', b'["a"]]}'),
+    "documents": filled(b'{"query":"q","documents":[', b'"a",', b'"a"]}'),
+    "pairs": filled(b'{"text_1":"q","text_2":[', b'"a",', b'"a"]}'),
+    "prompt": filled(b'{"prompt":[', b"1,", b"1]}"),
+    "stop": filled(b'{"prompt":"a","stop":[', b'"a",', b'"a"]}'),
+    "biases": numbered(b'{"prompt":"a","logit_bias":{', b'"%d":1', b"}}"),
+    "tokens": filled(b'{"tokens":[', b"1,", b"1]}"),
+    "a template's arguments": filled(
+        b'{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"a":[', b"[],", b"[]]}}"
+    ),
+    "blanks": filled(b"{", b" ", b"}"),
+    "brackets": filled(b"", b"[", b""),
+}
+
+
+@pytest.fixture(autouse=True)
+def without_collections() -> Generator[None]:
+    """Of garbage: their cost is of all objects there are."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def cost_s(read: Callable[[bytes, Defaults, str], object], body: bytes, tries: int) -> float:
+    """Processor time of this thread; the least of some tries, since others' work can only add to it."""
+    costs: list[float] = []
+    for _ in range(tries):
+        began_s = time.thread_time()
+        with suppress(TokenbatchError):
+            read(body, DEFAULTS, "id")
+        costs.append(time.thread_time() - began_s)
+    return min(costs)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_no_body_that_is_read_on_the_loop_holds_it_for_a_turn(name: str) -> None:
+    sizes = [size for size in SIZES if not takes_long(BODIES[name](size))]
+    for form, read in READS.items():
+        cost = {size: cost_s(read, BODIES[name](size), 3) for size in sizes}
+        assert max(cost.values()) < TURN_S, (form, cost)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_costs_no_more_a_byte_when_it_is_larger(name: str) -> None:
+    """Eight times the size, on whatever thread: a cost that grows with its square would be 64 times as large."""
+    small, large = BODIES[name](SMALL_BYTES), BODIES[name](8 * SMALL_BYTES)
+    for form, read in READS.items():
+        assert cost_s(read, large, 2) < 24 * cost_s(read, small, 2) + TURN_S, form
+
+
+@pytest.mark.parametrize("name", ["http_embeddings", "http_cohere", "http_documents", "http_scores", "http_generation"])
+def test_no_body_that_fuzzing_found_holds_the_loop_for_a_turn(name: str) -> None:
+    for body in corpus(name):
+        for form, read in READS.items():
+            assert cost_s(read, body, 2) < TURN_S, (form, body)
+
+
+def test_the_first_refusal_of_a_form_costs_no_more_than_the_others() -> None:
+    for form, read in READS.items():
+        assert cost_s(read, b"{}", 20) < 0.0005, form
+
+
+def test_a_body_of_many_objects_takes_a_thread_and_a_small_one_does_not() -> None:
+    assert takes_long(b"[" * 1025)
+    assert takes_long(b" " * (SMALL_BYTES + 1))
+    assert not takes_long(b" " * SMALL_BYTES)
+    assert not takes_long(b"[" * 1024)
