@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
 
+from aggregator.errors import Code
 from aggregator.redrive.dead_letters import Wanted
 from aggregator.redrive.redrive import RedriveError, Redriven, RedrivePlan, redrive
 from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings
@@ -40,7 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--group", metavar="G", help="consumer group that remembers what was put back (redrive.TOPIC-dlt)"
     )
     group = parser.add_argument_group("which dead letters; all when none of these is given")
-    group.add_argument("--code", action="append", default=[], metavar="C", help="with this error code; may be repeated")
+    group.add_argument(
+        "--code",
+        action="append",
+        default=[],
+        type=known_code,
+        metavar="C",
+        help="with this error code, such as INTERNAL, in any case; may be repeated",
+    )
     group.add_argument("--since", type=moment, default=-inf, metavar="TIME", help="ISO 8601 (UTC), or 90m, 2h, 1d ago")
     group.add_argument("--until", type=moment, default=inf, metavar="TIME", help="the same; this moment excluded")
     group.add_argument("--key", metavar="K", help="with this key")
@@ -61,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit code: 0, 1 when a dead letter that was requested is still there, 2 when it could not be done."""
+    """The exit code: 0; 1 if a requested dead letter is still there, or none is like that; 2 if it cannot be done."""
     # aiokafka logs each error that it retries, and raises the ones that it gives up on.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     counts = Redriven()
@@ -78,7 +86,10 @@ def run(options: argparse.Namespace) -> int:
         return 130
     for line in _result(plan, counts):
         print(line)
-    return 1 if counts.stuck else 0
+    none_matched = plan.wanted.is_selective and counts.read and not counts.matched
+    if none_matched:
+        print(f"tokenbatch redrive: none of the {counts.read:,} dead letters is as requested", file=sys.stderr)
+    return 1 if counts.stuck or none_matched else 0
 
 
 def _plan(options: argparse.Namespace) -> RedrivePlan:
@@ -104,6 +115,15 @@ def _plan(options: argparse.Namespace) -> RedrivePlan:
         rate=options.rate,
         dry=options.dry_run,
     )
+
+
+def known_code(text: str) -> str:
+    """The name of an error code, given in any case, with hyphens or underscores."""
+    known = [each.name for each in Code if each is not Code.OK]
+    name = text.upper().replace("-", "_")
+    if name not in known:
+        raise argparse.ArgumentTypeError(f"{text} is no error code: use {', '.join(known)}")
+    return name
 
 
 def moment(text: str) -> float:

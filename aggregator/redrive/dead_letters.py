@@ -41,6 +41,11 @@ class Wanted:
     topic: str = ""
     max_redrives: int = 3
 
+    @property
+    def is_selective(self) -> bool:
+        """Whether it leaves dead letters out by what they are."""
+        return bool(self.codes) or self.key is not None or self.since_s > -inf or self.until_s < inf
+
     def includes(self, letter: Record) -> bool:
         """Whether this dead letter is requested."""
         return (

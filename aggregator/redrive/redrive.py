@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, OffsetAndMetadata, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, for_code
 
 from aggregator.redrive.dead_letters import Obstacle, Offsets, PutBack, Wanted, error_code, put_back
 from aggregator.settings.aggregator import KafkaSettings
@@ -22,6 +22,8 @@ from aggregator.sources.kafka.offsets import Record
 _MOST_AT_ONCE = 500  # bounds the dead letters that are put back twice after a crash
 _POLL_MS = 200  # between two looks at whether to stop
 _COORDINATOR_S = 30.0  # for the coordinator of a cluster's very first group
+_SESSION_S = 6.0  # a killed run holds the group this long: the least that brokers allow by default
+_JOIN_S = 30.0  # brokers let a group's first member wait for others, 3 s by default
 _RETRY_S = 0.5  # as often as Kafka's own clients ask
 _REQUEST_BYTES = 64 * 1024 * 1024  # the broker's limit decides
 _UNSEEN = "missing, or not visible to this client"
@@ -51,11 +53,13 @@ class RedrivePlan:
 class Redriven:
     """The outcomes of the dead letters, so far. `total` is how many offsets there are to look at, `read` how many were.
 
-    `done_before`: put back by an earlier run; `not_wanted`: not requested; `codes` and `topics` count those put back.
+    `matched`: requested ones, put back or not. `done_before`: put back by an earlier run; `not_wanted`: not requested;
+    `codes` and `topics` count those put back.
     """
 
     total: int = 0
     read: int = 0
+    matched: int = 0
     put_back: int = 0
     done_before: int = 0
     not_wanted: int = 0
@@ -67,7 +71,8 @@ class Redriven:
 async def redrive(plan: RedrivePlan, counts: Redriven, on_progress: Callable[[], None]) -> None:
     """Put dead letters back, counted in `counts`; `on_progress` is called often. Raises RedriveError or StartError.
 
-    At least once: a run that is killed may have written dead letters that it had no time to remember.
+    At least once: a run that is killed may have written dead letters that it had no time to remember. One run at a time
+    is a member of the group, unless it is a dry one: two would put every dead letter back twice.
     """
     try:
         async with AsyncExitStack() as stack:
@@ -91,11 +96,15 @@ async def _open(
         group_id=plan.group,
         enable_auto_commit=False,
         auto_offset_reset="earliest",
+        session_timeout_ms=int(_SESSION_S * 1000),
         **options,
     )
     stack.push_async_callback(consumer.stop)
-    await consumer.start()
-    consumer.assign(tps)
+    if plan.dry:
+        await consumer.start()
+        consumer.assign(tps)
+    else:
+        await _join(admin, consumer, plan, tps)
     starts, ends = await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)
     committed = await _committed(admin, plan.group, tps)
     offsets: dict[TopicPartition, Offsets] = {}
@@ -116,22 +125,56 @@ async def _open(
     return _Redrive(plan, counts, on_progress, consumer, producer, topics=frozenset(topics), offsets=offsets, ends=ends)
 
 
+async def _join(
+    admin: AIOKafkaAdminClient, consumer: AIOKafkaConsumer, plan: RedrivePlan, tps: Sequence[TopicPartition]
+) -> None:
+    """Become the only member of the group. Raises RedriveError while it has another one."""
+    deadline_s = time.monotonic() + _SESSION_S + _RETRY_S
+    while await _members(admin, plan.group):
+        if time.monotonic() > deadline_s:
+            raise _in_use(plan.group)
+        await asyncio.sleep(_RETRY_S)  # a run that was killed is a member until its session ends
+    await consumer.start()
+    consumer.subscribe([plan.letters_topic])
+    deadline_s = time.monotonic() + _JOIN_S
+    while not consumer.assignment():
+        if time.monotonic() > deadline_s:
+            raise RedriveError(f"group {plan.group} took no member within {_JOIN_S:g} s")
+        await asyncio.sleep(_RETRY_S)
+    if await _members(admin, plan.group) > 1 or consumer.assignment() != set(tps):  # it came at the same moment
+        raise _in_use(plan.group)
+
+
+def _in_use(group: str) -> RedriveError:
+    return RedriveError(f"another redrive is at work: group {group} has a member. Wait for its end, or name a --group")
+
+
+async def _members(admin: AIOKafkaAdminClient, group: str) -> int:
+    """How many members the group has."""
+    (answer,) = await _with_coordinator(lambda: admin.describe_consumer_groups([group]))
+    (found,) = answer.to_object()["groups"]
+    if error := found["error_code"]:
+        raise for_code(error)(group)
+    return len(found["members"])
+
+
 async def _committed(
     admin: AIOKafkaAdminClient, group: str, tps: list[TopicPartition]
 ) -> Mapping[TopicPartition, OffsetAndMetadata]:
-    """The group's committed positions; a cluster's very first group waits until its coordinator is made."""
+    """The group's committed positions."""
+    return await _with_coordinator(lambda: admin.list_consumer_group_offsets(group, partitions=tps))
+
+
+async def _with_coordinator(ask: Callable[[], Awaitable[Any]]) -> Any:
+    """Ask a group's coordinator; a cluster's very first group waits until it is made. Raises KafkaError."""
     deadline_s = time.monotonic() + _COORDINATOR_S
     while True:
         try:
-            found: Mapping[TopicPartition, OffsetAndMetadata] = await admin.list_consumer_group_offsets(
-                group, partitions=tps
-            )
+            return await ask()
         except KafkaError as error:
             if not error.retriable or time.monotonic() > deadline_s:
                 raise
             await asyncio.sleep(_RETRY_S)
-        else:
-            return found
 
 
 class _Redrive:
@@ -191,9 +234,11 @@ class _Redrive:
             done.pass_over(self._read_to[tp], letter.offset)
             self._read_to[tp] = letter.offset + 1
             counts.read += 1
+            is_wanted = self._plan.wanted.includes(letter)
+            counts.matched += is_wanted
             if letter.offset in done:
                 counts.done_before += 1
-            elif not self._plan.wanted.includes(letter):
+            elif not is_wanted:
                 counts.not_wanted += 1
             elif isinstance(record := put_back(letter, self._plan.wanted, tp.topic), Obstacle):
                 counts.stuck[record.value] += 1

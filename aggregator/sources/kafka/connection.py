@@ -304,7 +304,9 @@ class TopicWatch:
     def _found(self, visible: set[str]) -> None:
         missing = [name for name in self._topics if name not in visible]
         if missing != self.missing:
-            says = "topics are missing or forbidden" if missing else "all topics are there"
-            _LOG.error(says, extra={"topics": missing})
+            if missing:
+                _LOG.error("topics are missing or forbidden", extra={"topics": missing})
+            else:
+                _LOG.info("all topics are there")
         self.missing = missing
         self.subscribed = [name for name in self._topics if name in visible] or self._topics

@@ -123,9 +123,41 @@ async def test_what_one_run_is_not_asked_for_another_one_finds(desk: Desk, tmp_p
     assert figures(summary)["done_before"] + figures(summary)["put_back"] <= 60
 
 
+@pytest.mark.parametrize("options", [("--code", "data_loss"), ("--key", "7"), ("--code", "data-loss", "--dry-run")])
+async def test_a_choice_that_fits_no_letter_is_said(
+    desk: Desk, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    await desk.fail(3)
+    assert await desk.redrive(*options) == 1
+    assert "none of the 3 dead letters is as requested" in capsys.readouterr().err
+    assert not await desk.read()
+    assert await desk.redrive("--code", "internal") == 0
+    assert await desk.redrive("--code", "internal") == 0  # put back before
+
+
+async def test_two_runs_at_once_put_nothing_back_twice(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    await desk.fail(300)
+    first = asyncio.create_task(desk.redrive("--rate", "20"))
+    while not await desk.read():
+        assert not first.done()
+    assert await desk.redrive() == 2
+    assert f"group redrive.{desk.letters} has a member" in capsys.readouterr().err
+    assert await desk.redrive("--dry-run") == 0
+    assert await first == 0
+    assert await desk.keys() == Counter(range(300))
+
+
+async def test_two_runs_from_one_moment_put_nothing_back_twice(desk: Desk) -> None:
+    await desk.fail(300)
+    codes = await asyncio.gather(desk.redrive(), desk.redrive())
+    assert set(codes) <= {0, 2}
+    assert await desk.redrive() == 0
+    assert await desk.keys() == Counter(range(300))
+
+
 async def test_a_time_tells_letters_apart(desk: Desk) -> None:
     await desk.fail(5)
-    assert await desk.redrive("--until", "1h") == 0
+    assert await desk.redrive("--until", "1h") == 1
     assert not await desk.read()
     assert await desk.redrive("--since", "1h") == 0
     assert await desk.keys() == Counter(range(5))

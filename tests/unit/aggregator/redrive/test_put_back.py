@@ -8,7 +8,7 @@ import pytest
 
 from aggregator.__main__ import main
 from aggregator.errors import Code
-from aggregator.redrive.command import moment
+from aggregator.redrive.command import known_code, moment
 from aggregator.redrive.dead_letters import Obstacle, PutBack, Wanted, put_back
 from aggregator.sources.kafka.replies import DeadLetter
 from tests.support.records import FakeRecord, in_flight_of
@@ -90,3 +90,15 @@ def test_a_file_of_settings_holds_before_and_after_the_commands_name(capsys: pyt
     for arguments in ["--config", "absent.yaml", *redrive], [*redrive, "--config", "absent.yaml"]:
         assert main(arguments) == 2
         assert "absent.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", ["DATA_LOSS", "data_loss", "Data-Loss"])
+def test_an_error_code_is_known_in_any_case(given: str) -> None:
+    assert known_code(given) == "DATA_LOSS"
+
+
+@pytest.mark.parametrize("given", ["", "OK", "15", "DATALOSS"])
+def test_a_code_that_no_dead_letter_can_have_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["redrive", "--from", "a-dlt", "--code", given])
+    assert "is no error code: use CANCELLED, INVALID_ARGUMENT" in capsys.readouterr().err
