@@ -45,6 +45,13 @@ def checked_id(request_id: str | None) -> str:
     return request_id
 
 
+class TextPart(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a message or of an input: no image."""
+
+    type: Literal["text"]
+    text: str
+
+
 class Ignored(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields of other servers that change no vector and no score. Any other field that is not known is refused."""
 
@@ -61,9 +68,11 @@ class Ignored(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class Answer(ABC):
     """Writes the response to one request.
 
-    `inputs`, `remedy`: its form's names for what it embeds or scores, and for how to truncate that.
+    `inputs`, `remedy`: its form's names for what it embeds or scores, and for how to truncate that. `needs_all`: an
+    input that fails leaves no answer.
     """
 
+    needs_all = True
     inputs = "input"
     remedy = "set truncate_prompt_tokens to -1"
     content_type = "application/json"

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import ceil
 from typing import Annotated, Any
 
 import msgspec
 from typing_extensions import override
 
-from aggregator.request.request import Defaults, Request
+from aggregator.errors import Code
+from aggregator.request.request import Defaults, Failure, Request
 from aggregator.request.vector import Vector
-from aggregator.sources.http.answer import Answer, AskedPriority, Ignored, checked_id, priority_of, token_count
-from aggregator.sources.http.errors import FieldError
+from aggregator.sources.http.answer import (
+    Answer,
+    AskedPriority,
+    Ignored,
+    TextPart,
+    checked_id,
+    priority_of,
+    token_count,
+)
+from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.wire.fields import MAX_INT32
 from aggregator.sources.wire.scores import MAX_INPUTS, ranked, scores_of
@@ -21,13 +30,38 @@ from protos.ranking.v1 import ranking_pb2 as pb
 
 _DOCUMENTS_PER_SEARCH = 100
 """Cohere's unit: a query with up to so many documents is one search."""
+_MANY_CHARACTERS = 1 << 18
+"""Of documents that are returned, which take a millisecond to write: written on a thread."""
+_OF_ONE_TEXT = frozenset({Code.INVALID_ARGUMENT, Code.INTERNAL})
+"""Failures of an empty text, and of one that makes the engine fail: they keep no other text from its score."""
 
 _Tokens = Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT32)]
-_Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT32)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT32)]
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
-    text: str
+    """A text as Jina's and Cohere's clients wrap it, or vLLM's."""
+
+    text: str | None = None
+    content: Annotated[list[TextPart], msgspec.Meta(min_length=1, max_length=1)] | None = None
+
+
+_Texts = str | _Document | list[str | _Document]
+
+
+def _texts(given: _Texts, field: str) -> list[str]:
+    """Raises FieldError for none, too many, or an object without a text."""
+    listed = given if isinstance(given, list) else [given]
+    if not 0 < len(listed) <= MAX_INPUTS:
+        many = f"{len(listed)}: at most {MAX_INPUTS} are taken, send several requests"
+        raise FieldError(many if listed else "at least one text is needed", field)
+    return [each if isinstance(each, str) else _text(each, f"{field}[{index}]") for index, each in enumerate(listed)]
+
+
+def _text(document: _Document, place: str) -> str:
+    if (document.text is None) is (document.content is None):
+        raise FieldError('expected a text, or {"text": "a text"}', place)
+    return document.text if document.content is None else document.content[0].text  # type: ignore[return-value]
 
 
 class _Body(Ignored, kw_only=True, forbid_unknown_fields=True):
@@ -57,27 +91,47 @@ class _Body(Ignored, kw_only=True, forbid_unknown_fields=True):
 
 
 class RerankBody(_Body, kw_only=True, forbid_unknown_fields=True):
-    """`POST /rerank`, `/v1/rerank` and `/v2/rerank`; `top_k` is Voyage's name for `top_n`."""
+    """`POST /rerank`, `/v1/rerank` and `/v2/rerank`; `top_k` is Voyage's name for `top_n`; 0 is vLLM's for all."""
 
     query: str
-    documents: list[str | _Document]
+    documents: _Texts
     top_n: _Count | None = None
     top_k: _Count | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: _Count | None = None
 
 
-class ScoreBody(_Body, kw_only=True, forbid_unknown_fields=True):
-    """`POST /score`, as vLLM's server has it: a text with another, with each of several, or several pairs."""
+_PAIRS = ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")
 
-    text_1: str | list[str]
-    text_2: str | list[str]
+
+class ScoreBody(_Body, kw_only=True, forbid_unknown_fields=True):
+    """`POST /score`, as vLLM's server has it: a text with another, with each of several, or several pairs.
+
+    Two of its fields, which are one of `_PAIRS`, hold the texts.
+    """
+
+    queries: _Texts | None = None
+    documents: _Texts | None = None
+    items: _Texts | None = None
+    data_1: _Texts | None = None
+    data_2: _Texts | None = None
+    text_1: _Texts | None = None
+    text_2: _Texts | None = None
+
+    def pair(self) -> tuple[str, str]:
+        """The names of the two fields that hold the texts. Raises FieldError."""
+        given = {name for pair in _PAIRS for name in pair if getattr(self, name) is not None}
+        pair = max(_PAIRS, key=lambda each: len(given.intersection(each)))
+        if given == set(pair):
+            return pair
+        field = next(name for name in (*pair, *sorted(given)) if (name in pair) is not (name in given))
+        raise FieldError(f"expected two fields: {' or '.join(map(' and '.join, _PAIRS))}", field)
 
 
 class ClassifyBody(_Body, kw_only=True, forbid_unknown_fields=True):
     """`POST /classify`, as vLLM's server has it."""
 
-    input: str | list[str]
+    input: _Texts
 
 
 _RERANK = msgspec.json.Decoder(RerankBody)
@@ -92,50 +146,59 @@ def read_rerank(
     asked = decode_body(_RERANK, data)
     if asked.top_n and asked.top_k:
         raise FieldError("top_n says the same: send one of them", "top_k")
-    is_voyage_s = asked.truncation is not None or asked.top_k is not None
     wanted = asked.return_documents
     message = pb.RankRequest(
         query=asked.query,
-        documents=[each if isinstance(each, str) else each.text for each in asked.documents],
+        documents=_texts(asked.documents, "documents"),
         top_n=asked.top_n or asked.top_k or 0,
-        return_documents=(returns_documents and not is_voyage_s) if wanted is None else wanted,
+        return_documents=returns_documents if wanted is None else wanted,
         max_tokens_per_doc=asked.max_tokens_per_doc or 0,
         **asked.fields(defaults, request_id),
     )
-    return message, (RankedData if is_voyage_s else RankedResults)(asked.ignored())
+    return message, Ranking(asked.ignored(), returns_data=bool(wanted))
 
 
 def read_score(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.ScoreRequest, Answer]:
     """The message for a body, and how it is answered. Raises FieldError."""
     asked = decode_body(_SCORE, data)
-    firsts, seconds = ([each] if isinstance(each, str) else each for each in (asked.text_1, asked.text_2))
-    if len(firsts) == 1 and not isinstance(asked.text_2, str):
+    first, second = asked.pair()
+    firsts, seconds = (_texts(getattr(asked, name), name) for name in (first, second))
+    if len(firsts) == 1 and isinstance(getattr(asked, second), list):
         firsts *= len(seconds)
-    _check_count(len(seconds), "text_2")
     if len(firsts) != len(seconds):
-        raise FieldError(f"{len(seconds)} texts for {len(firsts)} in text_1: expected one text, or as many", "text_2")
-    pairs = [pb.Pair(text=first, second_text=second) for first, second in zip(firsts, seconds, strict=True)]
-    return pb.ScoreRequest(pairs=pairs, **asked.fields(defaults, request_id)), PairScores(asked.ignored())
+        raise FieldError(f"{len(seconds)} texts for {len(firsts)} in {first}: expected one text, or as many", second)
+    pairs = [pb.Pair(text=one, second_text=other) for one, other in zip(firsts, seconds, strict=True)]
+    answer = PairScores(asked.ignored(), second)
+    return pb.ScoreRequest(pairs=pairs, **asked.fields(defaults, request_id)), answer
 
 
 def read_classify(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.ScoreRequest, Answer]:
     """The message for a body, and how it is answered. Raises FieldError."""
     asked = decode_body(_CLASSIFY, data)
-    texts = [asked.input] if isinstance(asked.input, str) else asked.input
-    _check_count(len(texts), "input")
-    message = pb.ScoreRequest(pairs=[pb.Pair(text=text) for text in texts], **asked.fields(defaults, request_id))
-    return message, Classes(asked.ignored())
-
-
-def _check_count(count: int, field: str) -> None:
-    if not 0 < count <= MAX_INPUTS:
-        raise FieldError("at least one is needed" if not count else f"{count}: at most {MAX_INPUTS} are taken", field)
+    pairs = [pb.Pair(text=text) for text in _texts(asked.input, "input")]
+    return pb.ScoreRequest(pairs=pairs, **asked.fields(defaults, request_id)), Classes(asked.ignored())
 
 
 class _Scores(Answer):
-    """The fields that all answers share."""
+    """The fields that all answers share.
 
-    remedy = "leave truncation out"
+    A text without a score, such as an empty one, has an `error` beside the lowest score: no form has a place for none.
+    """
+
+    needs_all = False
+    remedy = "set truncation to true, or leave it out"
+
+    def __init__(self, ignored: str, inputs: str = "input") -> None:
+        super().__init__(ignored)
+        self.inputs = inputs
+
+    @override
+    def failure(self, request: Request) -> Failure | None:
+        failures = [outcome for outcome in request.outcomes if isinstance(outcome, Failure)]
+        apart = len(failures) < len(request.outcomes) and all(
+            each.code in _OF_ONE_TEXT and not each.retryable for each in failures
+        )
+        return None if apart else super().failure(request)
 
     def body(self, request: Request, **fields: object) -> bytes:
         count = token_count(request)
@@ -147,78 +210,75 @@ class _Scores(Answer):
         return False  # a number for each of at most a thousand inputs
 
 
-class RankedResults(_Scores):
-    """Jina's, Cohere's and vLLM's form."""
+class Ranking(_Scores):
+    """The body for the clients of every API: Jina's, Cohere's and vLLM's read `results`, Voyage's `data`.
 
-    inputs = "documents"
+    Each has the texts as its API has them; `returns_data`: in `data` only where they are asked for, as at Voyage.
+    """
+
+    def __init__(self, ignored: str, *, returns_data: bool) -> None:
+        super().__init__(ignored, "documents")
+        self._returns_data = returns_data
+
+    @override
+    def takes_long(self, request: Request) -> bool:
+        scoring = request.scoring
+        return scoring is not None and scoring.return_documents and sum(map(len, request.inputs)) > _MANY_CHARACTERS
 
     @override
     def write(self, request: Request) -> bytes:
-        results = [
-            {"index": index, "relevance_score": score, **({} if text is None else {"document": {"text": text}})}
-            for index, score, text in _ranked(request)
-        ]
+        assert request.scoring is not None, "A request without a score was answered with a ranking. This is a bug."
+        results: list[dict[str, Any]] = []
+        data: list[dict[str, Any]] = []
+        scores = _one_each(request, "relevance_score")
+        for index in ranked(request)[: request.scoring.top_n or None]:
+            found, text = {"index": index, **scores[index]}, str(request.inputs[index])
+            results.append({**found, "document": {"text": text}} if request.scoring.return_documents else found)
+            data.append({**found, "document": text} if self._returns_data else found)
         searches = ceil(len(request.inputs) / _DOCUMENTS_PER_SEARCH)
         meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": searches}}
-        return self.body(request, object="list", results=results, meta=meta)
-
-
-class RankedData(_Scores):
-    """Voyage's form."""
-
-    inputs = "documents"
-
-    @override
-    def write(self, request: Request) -> bytes:
-        data = [
-            {"index": index, "relevance_score": score, **({} if text is None else {"document": text})}
-            for index, score, text in _ranked(request)
-        ]
-        return self.body(request, object="list", data=data)
+        return self.body(request, object="list", results=results, data=data, meta=meta)
 
 
 class PairScores(_Scores):
     """vLLM's form of scores."""
 
-    inputs = "text_2"
-
     @override
     def write(self, request: Request) -> bytes:
-        data = [
-            {"index": index, "object": "score", "score": _one(scores_of(found))}
-            for index, found in enumerate(_found(request))
-        ]
+        data = [{"index": index, "object": "score", **score} for index, score in enumerate(_one_each(request, "score"))]
         return self.body(request, object="list", data=data)
 
 
 class Classes(_Scores):
-    """vLLM's form of classes: the probability of each, and the most probable one."""
+    """vLLM's form of classes: the probability of each, and the most probable one; none of a text without a score."""
 
     @override
     def write(self, request: Request) -> bytes:
         data: list[dict[str, Any]] = []
-        for index, found in enumerate(_found(request)):
-            scores, labels = scores_of(found), found.batch.labels
-            best = max(range(len(scores)), key=scores.__getitem__)
-            label = labels[best] if best < len(labels) else None
-            data.append({"index": index, "label": label, "probs": scores, "num_classes": len(scores)})
+        for index, found in enumerate(request.outcomes):
+            label, scores, error = None, list[float](), {}
+            if isinstance(found, Vector):
+                scores, labels = scores_of(found), found.batch.labels
+                best = max(range(len(scores)), key=scores.__getitem__)
+                label = labels[best] if best < len(labels) else None
+            elif isinstance(found, Failure):
+                error = {"error": error_of(found)}
+            data.append({"index": index, "label": label, "probs": scores, "num_classes": len(scores), **error})
         return self.body(request, object="list", data=data)
 
 
-def _found(request: Request) -> Sequence[Vector]:
-    """Every input's scores: a request with a failure is answered with that."""
-    return [outcome for outcome in request.outcomes if isinstance(outcome, Vector)]
-
-
 def _model(request: Request) -> str:
-    return next((found.batch.model for found in _found(request)), request.model)
+    return next((each.batch.model for each in request.outcomes if isinstance(each, Vector)), request.model)
 
 
-def _ranked(request: Request) -> Iterator[tuple[int, float, str | None]]:
-    """Index, score and, if the request asks for it, text of each document to return."""
-    found, with_text = _found(request), request.scoring is not None and request.scoring.return_documents
-    for index in ranked(request):
-        yield index, _one(scores_of(found[index])), str(request.inputs[index]) if with_text else None
+def _one_each(request: Request, name: str) -> list[dict[str, Any]]:
+    """The score of each input under its `name`; the lowest, 0 at most, and the error of one that has none."""
+    scores = [_one(scores_of(each)) if isinstance(each, Vector) else None for each in request.outcomes]
+    lowest = min((0.0, *(score for score in scores if score is not None)))
+    return [
+        {name: lowest, "error": error_of(outcome)} if isinstance(outcome, Failure) else {name: score}
+        for outcome, score in zip(request.outcomes, scores, strict=True)
+    ]
 
 
 def _one(scores: Sequence[float]) -> float:

@@ -66,19 +66,26 @@ ReadGeneration = Callable[[bytes, Defaults, str], tuple[GenerateRequest, Complet
 
 
 class DeadlinePassed(TokenbatchError):
-    """The caller waits no longer."""
+    """The call's deadline has passed."""
 
     code = Code.DEADLINE_EXCEEDED
 
 
 class AnsweredCall(Call):
-    """The origin of a request that no task waits for: its completion writes the response."""
+    """The origin of a request that no task waits for: its completion writes the response.
 
-    __slots__ = ("_answer",)
+    `needs_all`: it is over with the first input that fails.
+    """
 
-    def __init__(self, room: Room, answer: Callable[[Request], None]) -> None:
+    __slots__ = ("_answer", "_needs_all")
+
+    def __init__(self, room: Room, answer: Callable[[Request], None], *, needs_all: bool) -> None:
         super().__init__(room)
         self._answer = answer
+        self._needs_all = needs_all
+
+    def is_over(self, request: Request) -> bool:
+        return not request.remaining or (request.failed and self._needs_all)
 
     @override
     def complete(self, request: Request) -> None:
@@ -167,11 +174,12 @@ class OpenAIService:
         self, read: Read, exchange: Exchange, room: Room, data: bytes, identity: Identity
     ) -> tuple[Message, Call]:
         message, answer = read(data, identity.defaults, exchange.request_id)
-        return message, AnsweredCall(room, partial(self._answer, exchange, answer))
+        return message, AnsweredCall(room, partial(self._answer, exchange, answer), needs_all=answer.needs_all)
 
     def _submit(self, exchange: Exchange, request: Request) -> None:
         call = call_of(request)
-        if request.failed:
+        assert isinstance(call, AnsweredCall), "A request has another kind of call. This is a bug."
+        if call.is_over(request):
             call.complete(request)
             return
         exchange.span = self._tracing.serve_http(exchange.path, request.traceparent)

@@ -21,8 +21,6 @@ from protos.ranking.v1 import ranking_pb2 as pb
 MAX_INPUTS = 1000
 """Documents or pairs of one request: as many as the services that rank usually take."""
 _FIELDS_PER_INPUT, _OTHER_FIELDS = 2, 64
-_EMPTY_DOCUMENT = Failure(Code.INVALID_ARGUMENT, "the document is empty")
-_EMPTY_PAIR = Failure(Code.INVALID_ARGUMENT, "a text of the pair is empty")
 
 ScoresRequest = pb.RankRequest | pb.ScoreRequest
 ScoresResponse = pb.RankResponse | pb.ScoreResponse
@@ -97,7 +95,7 @@ def _documents(message: pb.RankRequest) -> tuple[list[str], list[Outcome | None]
         raise InvalidRequest("the query is empty", "query")
     documents = list(message.documents)
     _check_count(len(documents), "documents")
-    outcomes: list[Outcome | None] = [None if document else _EMPTY_DOCUMENT for document in documents]
+    outcomes: list[Outcome | None] = [None if document else _empty("the document is empty") for document in documents]
     firsts = [message.query] * len(documents)
     scoring = Scoring(firsts, True, message.top_n, message.return_documents, message.max_tokens_per_doc)
     return documents, outcomes, scoring
@@ -110,7 +108,12 @@ def _pairs(message: pb.ScoreRequest) -> tuple[list[str], list[Outcome | None], S
     inputs = [pair.second_text if both else pair.text for pair, both in zip(pairs, are_pairs, strict=True)]
     firsts = [pair.text if both else None for pair, both in zip(pairs, are_pairs, strict=True)]
     full = [bool(pair.text) and bool(second) for pair, second in zip(pairs, inputs, strict=True)]
-    return inputs, [None if each else _EMPTY_PAIR for each in full], Scoring(firsts)
+    return inputs, [None if each else _empty("a text of the pair is empty") for each in full], Scoring(firsts)
+
+
+def _empty(message: str) -> Failure:
+    """The failure of one input, which is no other's."""
+    return Failure(Code.INVALID_ARGUMENT, f"{message}: leave it out")
 
 
 def _check_count(count: int, field: str) -> None:

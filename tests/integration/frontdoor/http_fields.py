@@ -123,7 +123,9 @@ RERANK = [
     Field("documents", [{"image": "data:image/png;base64,AA=="}]),
     Field("model", "minilm"),
     Field("top_n", 1),
-    Field("return_documents", True, "absent: true, but false on `/v2/rerank` and in Voyage's form"),
+    Field(
+        "return_documents", True, "absent: true, but false on `/v2/rerank` and in `data`, which Voyage's clients read"
+    ),
     Field("max_tokens_per_doc", 5, "absent: as many as fit; refused by models with a template of text"),
     Field("truncate_prompt_tokens", 20, "of query and document together; absent: as many as the model takes"),
     Field("priority", 1),
@@ -142,6 +144,11 @@ SCORE = [
     Field("text_2", ["a text", "another"]),
     Field("truncate_prompt_tokens", 20),
 ]
+SCORE_QUERIES = [
+    Field("queries", "a text"),
+    Field("documents", ["a text", "another"]),
+]
+CLASSIFY = [Field("input", ["a text", "another"]), Field("truncate_prompt_tokens", 20)]
 RANKS = replace(DESCRIPTION, dimensions=1, matryoshka_dimensions=frozenset(), pair_template=PairTemplate())
 FORMS: list[tuple[str, str, dict[str, Any], list[Field]]] = [
     ("OpenAI", "/v1/embeddings", {"input": _TEXTS}, OPENAI),
@@ -157,6 +164,8 @@ SCORE_FORMS: list[tuple[str, str, dict[str, Any], list[Field]]] = [
     ("Jina, Cohere and vLLM", "/v1/rerank", _PAIRS, RERANK),
     ("Voyage", "/v1/rerank", _PAIRS, VOYAGE_RERANK),
     ("vLLM", "/score", {"text_1": _TEXTS, "text_2": _TEXTS}, SCORE),
+    ("vLLM", "/score", {"queries": "a question", "documents": _TEXTS}, SCORE_QUERIES),
+    ("vLLM", "/classify", {"input": _TEXTS}, CLASSIFY),
 ]
 
 

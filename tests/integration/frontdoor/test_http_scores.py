@@ -71,15 +71,56 @@ async def test_documents_come_in_order_of_their_scores(path: str, shows: bool) -
         assert ("document" in two["results"][0]) is not shows
 
 
-async def test_voyage_s_fields_get_voyage_s_form() -> None:
+VOYAGE_S: list[dict[str, Any]] = [{}, {"top_k": 3}, {"truncation": True}, {"return_documents": True}]
+
+
+@pytest.mark.parametrize("fields", VOYAGE_S, ids=str)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_one_body_has_the_lists_that_each_client_reads(ranking: Any, fields: dict[str, Any]) -> None:
+    body = {"model": "minilm", "query": QUERY, "documents": DOCUMENTS, **fields}
+    status, answer, _ = await post(ranking, "/v1/rerank", body)
+    assert status == 200
+    right = best()[: fields.get("top_k")]
+    assert order(answer["results"]) == order(answer["data"]) == right
+    assert [each["document"] for each in answer["results"]] == [{"text": DOCUMENTS[index]} for index, _ in right]
+    shown = [DOCUMENTS[index] for index, _ in right] if "return_documents" in fields else [None] * len(right)
+    assert [each.get("document") for each in answer["data"]] == shown
+    assert answer["usage"]["total_tokens"] > len(DOCUMENTS)
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_empty_document_is_ranked_last(ranking: Any, path: str) -> None:
+    documents = ["", *DOCUMENTS, ""]
+    status, answer, _ = await post(ranking, path, {"query": QUERY, "documents": documents})
+    assert status == 200
+    results = answer["results"]
+    assert order(results[:-2]) == [(index + 1, score) for index, score in best()]
+    assert [(each["index"], each["relevance_score"]) for each in results[-2:]] == [(0, 0.0), (len(DOCUMENTS) + 1, 0.0)]
+    assert [each.get("error", {}).get("code") for each in results] == [None] * len(DOCUMENTS) + ["invalid_value"] * 2
+    _, answer, _ = await post(ranking, path, {"query": QUERY, "documents": documents, "top_n": 2})
+    assert order(answer["results"]) == [(index + 1, score) for index, score in best()[:2]]
+
+
+async def test_an_empty_text_keeps_no_other_from_its_score() -> None:
     async with scoring() as session:
-        body = {"model": "minilm", "query": QUERY, "documents": DOCUMENTS, "top_k": 3, "truncation": True}
-        _, answer, _ = await post(session, "/v1/rerank", body)
-        assert order(answer["data"]) == best()[:3]
-        assert "document" not in answer["data"][0]
-        _, answer, _ = await post(session, "/v1/rerank", {**body, "return_documents": True})
-        assert [each["document"] for each in answer["data"]] == [DOCUMENTS[index] for index, _ in best()[:3]]
-        assert "results" not in answer
+        _, answer, _ = await post(session, "/score", {"queries": QUERY, "documents": ["Rome", ""]})
+        assert answer["data"][0] == {"index": 0, "object": "score", "score": pytest.approx(score_of(QUERY, "Rome")[0])}
+        assert answer["data"][1]["score"] == 0.0
+        assert "empty" in answer["data"][1]["error"]["message"]
+    async with scoring(CLASSIFIES) as session:
+        _, answer, _ = await post(session, "/classify", {"input": ["", "rain"]})
+        assert (answer["data"][0]["label"], answer["data"][0]["probs"]) == (None, [])
+        assert "empty" in answer["data"][0]["error"]["message"]
+        assert answer["data"][1]["probs"] == pytest.approx(score_of("rain", count=3), abs=1e-6)
+
+
+async def test_an_empty_document_is_last_beside_scores_below_0() -> None:
+    async with http_door(slow_engine(RANKS, compute=lambda *given: scores(*given) - 5)) as (_, session):
+        _, answer, _ = await post(session, "/rerank", {"query": QUERY, "documents": ["", *DOCUMENTS]})
+        found = [each["relevance_score"] for each in answer["results"]]
+        assert found == sorted(found, reverse=True)
+        assert (answer["results"][-1]["index"], found[-1]) == (0, min(found))
 
 
 @pytest.mark.parametrize("text_2", ["Rome", ["Rome", "naïve café"]])
@@ -92,6 +133,18 @@ async def test_pairs_get_their_scores(text_2: str | list[str]) -> None:
         _, pairs, _ = await post(session, "/v1/score", {"text_1": [QUERY, "a"], "text_2": ["Rome", "b"]})
         right = [score_of(QUERY, "Rome")[0], score_of("a", "b")[0]]
         assert [each["score"] for each in pairs["data"]] == pytest.approx(right, abs=1e-6)
+
+
+@pytest.mark.parametrize("names", [("queries", "documents"), ("queries", "items"), ("data_1", "data_2")])
+@pytest.mark.parametrize("second", ["Rome", ["Rome", "b"], [{"content": [{"type": "text", "text": "Rome"}]}]], ids=str)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_each_of_vllm_s_pairs_of_fields_asks_for_the_same(
+    ranking: Any, names: tuple[str, str], second: Any
+) -> None:
+    _, answer, _ = await post(ranking, "/score", {names[0]: QUERY, names[1]: second})
+    text_2 = ["Rome"] if isinstance(second, list) and isinstance(second[0], dict) else second
+    _, right, _ = await post(ranking, "/score", {"text_1": QUERY, "text_2": text_2})
+    assert answer["data"] == right["data"]
 
 
 async def test_a_text_gets_its_classes() -> None:
@@ -113,13 +166,23 @@ async def test_a_text_gets_its_classes() -> None:
         ("/rerank", {"query": "", "documents": ["a"]}, "query"),
         ("/rerank", {"query": "a", "documents": []}, "documents"),
         ("/rerank", {"query": "a", "documents": ["a"] * 1001}, "documents"),
-        ("/rerank", {"query": "a", "documents": ["a", ""]}, "documents[1]"),
+        ("/rerank", {"query": "a", "documents": ["", ""]}, "documents[0]"),
+        ("/rerank", {"query": "a", "documents": ["a", {}]}, "documents[1]"),
+        ("/rerank", {"query": "a", "documents": ["a", {"content": []}]}, "documents[1].content"),
         ("/rerank", {"query": "a", "documents": ["a", {"image": "b"}]}, "documents[1].image"),
-        ("/rerank", {"query": "a", "documents": ["a"], "top_n": 0}, "top_n"),
+        ("/rerank", {"query": "a", "documents": ["a"], "top_n": -1}, "top_n"),
         ("/rerank", {"query": "a", "documents": ["a"], "top_n": 1, "top_k": 1}, "top_k"),
         ("/v1/rerank", {"query": "a", "documents": ["a", "b " * 100], "truncation": False}, "documents[1]"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["a"]}, "text_2"),
         ("/score", {"text_1": "a", "text_2": []}, "text_2"),
+        ("/score", {"queries": "a"}, "documents"),
+        ("/score", {"data_2": "a"}, "data_1"),
+        ("/score", {"items": "a"}, "queries"),
+        ("/score", {}, "queries"),
+        ("/score", {"text_1": "a", "text_2": "b", "documents": "c"}, "documents"),
+        ("/score", {"queries": ["a", "b"], "items": ["a"]}, "items"),
+        ("/score", {"queries": "a", "documents": ""}, "documents"),
+        ("/score", {"queries": "a", "documents": "b " * 100, "truncation": False}, "documents"),
         ("/score", {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ("/classify", {"input": []}, "input"),
         ("/v1/embeddings", {"input": "a"}, "model"),
