@@ -1,9 +1,9 @@
-"""Run the aggregator: settings, adapters, one task group; SIGTERM drains. Or put dead letters back."""
+"""Run the aggregator: settings, adapters, one task group; SIGTERM drains. Or run a command of a wing instead."""
 
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from k8s.process.begin import begin
+    from k8s.pod.begin import begin
 
     begin()
 
@@ -15,17 +15,25 @@ from collections.abc import Sequence
 
 import uvloop
 
-from aggregator.app import Aggregator, check
 from aggregator.errors import ungrouped
-from aggregator.redrive import command as redrive
 from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings
-from k8s.process import heap, logs
-from k8s.process.errors import StartError
-from k8s.process.help import parser_of
-from k8s.process.settings import load
+from aggregator.wings.redrive import command as redrive
+from aggregator.wings.scaler import command as scaler
+from aggregator.wings.smoke import command as smoke
+from k8s.pod import heap, logs
+from k8s.pod.errors import StartError
+from k8s.pod.help import parser_of
+from k8s.pod.settings import load
 
 _LOG = logging.getLogger(__name__)
 _BAD_START = 2
+
+COMMANDS = {
+    "redrive": redrive,
+    "scaler": scaler,
+    "smoke": smoke,
+}
+"""What runs instead of serving, by name; each module has a PURPOSE, add_arguments and run."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,10 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check="validate settings and connections, print what was found, and exit",
     )
     commands = parser.add_subparsers(title="instead of serving", metavar="COMMAND")
-    purpose = "put dead letters back on their Kafka topics, after a fix"
-    command = commands.add_parser("redrive", help=purpose, description=purpose.replace("put", "Put", 1))
-    redrive.add_arguments(command)
-    command.set_defaults(run=redrive.run)
+    for name, module in COMMANDS.items():
+        purpose = module.PURPOSE
+        command = commands.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
     options = parser.parse_args(arguments)
     if "run" in options:
         code: int = options.run(options)
@@ -49,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = load(AggregatorSettings, ENV_PREFIX, options.config)
         if options.check:
-            return uvloop.run(check(settings))
+            return uvloop.run(_check(settings))
         logs.configure("tokenbatch-aggregator", settings.telemetry.log_level)
         return uvloop.run(_serve(settings))
     except StartError as error:
@@ -57,8 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _BAD_START
 
 
+async def _check(settings: AggregatorSettings) -> int:
+    from aggregator.app import check  # noqa: PLC0415 - 60 MB that no other command needs
+
+    return await check(settings)
+
+
 async def _serve(settings: AggregatorSettings) -> int:
     """Work until SIGTERM or SIGINT, then drain; a failure of any part ends the process with its traceback."""
+    from aggregator.app import Aggregator  # noqa: PLC0415
+
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

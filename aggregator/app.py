@@ -48,10 +48,10 @@ from aggregator.sources.redis.source import RedisSource
 from aggregator.tokenizers.cache import TokenizerCache
 from aggregator.tokenizers.counting import INLINE_CHARACTERS, Counting
 from aggregator.tokenizers.tokenizer import Tokenizer
-from k8s.process import open_files, telemetry
-from k8s.process.errors import StartError
-from k8s.process.monitoring import Heartbeat
-from k8s.process.settings import as_text
+from k8s.pod import open_files, telemetry
+from k8s.pod.errors import StartError
+from k8s.pod.monitoring import Heartbeat
+from k8s.pod.settings import as_text
 
 _LOG = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 5.0  # to commit and disconnect; twice of it is kept of the grace period

@@ -1,4 +1,4 @@
-"""tokenbatch on Kubernetes: find endpoints, scale model servers, test an installation."""
+"""The ground of every process: what each pod has, and the Kubernetes API."""
 
 import os
 

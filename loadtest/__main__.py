@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 
-from k8s.process import heap, open_files
+from k8s.pod import heap, open_files
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from k8s.process.begin import begin
+    from k8s.pod.begin import begin
 
     begin()
 
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import uvloop
 
-from k8s.process import logs, open_files, telemetry
-from k8s.process.errors import StartError
-from k8s.process.help import parser_of
-from k8s.process.settings import as_text, load
-from k8s.process.telemetry import Telemetry, TelemetrySettings
+from k8s.pod import logs, open_files, telemetry
+from k8s.pod.errors import StartError
+from k8s.pod.help import parser_of
+from k8s.pod.settings import as_text, load
+from k8s.pod.telemetry import Telemetry, TelemetrySettings
 from modelserver import model_files, process_env, weights
 from modelserver.engines.choice import tasks_of
 from modelserver.model_files import ModelFiles

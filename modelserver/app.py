@@ -13,9 +13,9 @@ from uuid import uuid4
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from k8s.process import heap, open_files
-from k8s.process.grpc_port import add_port, server_options
-from k8s.process.telemetry import Telemetry
+from k8s.pod import heap, open_files
+from k8s.pod.grpc_port import add_port, server_options
+from k8s.pod.telemetry import Telemetry
 from modelserver.engines.choice import tasks_of
 from modelserver.engines.engine import Engine, Generator, Task
 from modelserver.errors import CannotStart, EngineBroken, TasksDisturb

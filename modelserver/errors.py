@@ -23,7 +23,7 @@ from typing import ClassVar
 
 import grpc
 
-from k8s.process.errors import StartError
+from k8s.pod.errors import StartError
 
 _DEVICE_ERROR = "AcceleratorError"
 """torch's error for CUDA's; its name, because not every engine has torch."""

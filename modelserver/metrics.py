@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import grpc
 
-from k8s.process.metrics_buffer import Instrument, Labels, MetricsBuffer
+from k8s.pod.metrics_buffer import Instrument, Labels, MetricsBuffer
 from modelserver.engines.engine import Task
 from modelserver.scheduler.generation_steps import GenerationStep
 from modelserver.scheduler.queued_batch import Composition, StepReport

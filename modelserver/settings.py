@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from k8s.process.addresses import Bind
-from k8s.process.settings import Group
-from k8s.process.telemetry import TelemetrySettings
+from k8s.pod.addresses import Bind
+from k8s.pod.settings import Group
+from k8s.pod.telemetry import TelemetrySettings
 from modelserver.model_files import DEFAULT_MODEL_NAME
 from modelserver.scheduler.step_limits import MemoryForm
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from k8s.process.open_files import raise_limit
+from k8s.pod.open_files import raise_limit
 from modelserver.process_env import installed_vllm
 
 # Many engines share few cores. A step in two threads lasts as long as the slower of them, and waits for it at full

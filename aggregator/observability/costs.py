@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from aggregator.scheduler.work_item import Task, WorkItem
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 
 MAX_NAMED = 100
 """Tenants with series of their own; each has two per model and task, and a caller may make names up."""

@@ -19,7 +19,7 @@ from aggregator.request.request import Failure
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Task
-from k8s.process.metrics_buffer import Instrument, MetricsBuffer
+from k8s.pod.metrics_buffer import Instrument, MetricsBuffer
 
 _SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),

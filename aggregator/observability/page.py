@@ -16,7 +16,7 @@ from socket import socket
 from typing_extensions import override
 
 from aggregator.observability.viewers import Feed, Viewers
-from k8s.process.monitoring import TEXT, Pages, Write
+from k8s.pod.monitoring import TEXT, Pages, Write
 
 _STATIC = Path(__file__).parent / "static"
 _RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"

@@ -24,7 +24,7 @@ from aggregator.observability.costs import Costs
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import MAX_MESSAGE_BYTES, BadDescription, checked_description, checked_result
 from aggregator.replicas.generate_call import GenerateCall
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 M = TypeVar("M", bound=Message)

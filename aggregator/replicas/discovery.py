@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from aggregator.settings.addresses import DnsAddress, changes, parse
-from k8s import endpoints
-from k8s.api import connect
+from k8s.kube import endpoints
+from k8s.kube.client import connect
 
 if TYPE_CHECKING:
-    from k8s.connection import Kubernetes
+    from k8s.kube.connection import Kubernetes
 
 _LOG = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from aggregator.request.request import KAFKA, REDIS, Backlogs, Request
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.rates import ArrivalPolicy, Arrivals, BusyShare
 from aggregator.scheduler.work_item import Task
-from k8s.process.grpc_port import add_port, server_options
+from k8s.pod.grpc_port import add_port, server_options
 from protos.aggregator.v1 import aggregator_pb2 as pb
 from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
 

@@ -10,7 +10,7 @@ from aggregator.admission.models import Models
 from aggregator.request.request import Backlog
 from aggregator.scheduler.replica import STATES
 from aggregator.scheduler.work_item import Priority
-from k8s.process.metrics_buffer import Instrument, Labels
+from k8s.pod.metrics_buffer import Instrument, Labels
 
 _TIMEOUT_S = 1.0  # an event loop that is later than this shows its last values
 

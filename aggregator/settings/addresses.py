@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from k8s import endpoints
-from k8s.process.addresses import split_server
-from k8s.process.errors import StartError
+from k8s.kube import endpoints
+from k8s.pod.addresses import split_server
+from k8s.pod.errors import StartError
 
 _DNS = "dns://"
 _SCHEMES = (endpoints.SCHEME, _DNS)

@@ -10,9 +10,9 @@ from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, field_validat
 
 from aggregator.settings.addresses import changes, check_address
 from aggregator.settings.redis import OTHER_REPLIES, IntakeSettings, RedisSettings
-from k8s.process.addresses import OptionalBind, Servers
-from k8s.process.settings import Group
-from k8s.process.telemetry import TelemetrySettings
+from k8s.pod.addresses import OptionalBind, Servers
+from k8s.pod.settings import Group
+from k8s.pod.telemetry import TelemetrySettings
 
 
 class TlsSettings(Group):

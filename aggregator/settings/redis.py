@@ -7,8 +7,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, SecretStr, model_validator
 
-from k8s.process.addresses import Servers
-from k8s.process.settings import Group
+from k8s.pod.addresses import Servers
+from k8s.pod.settings import Group
 
 OTHER_REPLIES = {"generate": "generate.replies.v1", "rank": "rank.replies.v1"}
 """The default destinations of replies without embeddings."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 
 from aggregator.settings import aggregator
+from aggregator.wings.scaler import settings as scaler
 from helm.generate.schema import CHART_SETS
-from k8s.process.help import described
-from k8s.process.settings import Leaf, element_of, leaves
-from k8s.scaler import settings as scaler
+from k8s.pod.help import described
+from k8s.pod.settings import Leaf, element_of, leaves
 from modelserver import settings as modelserver
 
 _HEAD = """\
@@ -40,7 +40,7 @@ values do not take them. They also do not take `password`, `password_file` and `
 _PROCESSES: tuple[tuple[str, str, type[BaseModel], str], ...] = (
     ("Aggregator", "aggregator", aggregator.AggregatorSettings, aggregator.ENV_PREFIX),
     ("Model server", "modelserver", modelserver.ModelServerSettings, modelserver.ENV_PREFIX),
-    ("Scaler", "k8s.scaler", scaler.ScalerSettings, scaler.ENV_PREFIX),
+    ("Scaler", "aggregator scaler", scaler.ScalerSettings, scaler.ENV_PREFIX),
 )
 
 
@@ -65,7 +65,7 @@ def _process(title: str, module: str, settings: type[BaseModel], prefix: str) ->
                 yield ""
             yield "| setting | takes | default | what it is |"
             yield "|---|---|---|---|"
-        yield from _rows(leaf, by_chart=_set_by_chart(module.rpartition(".")[2], leaf.path))
+        yield from _rows(leaf, by_chart=_set_by_chart(module.rpartition(" ")[2], leaf.path))
     if title != "Aggregator" and "kafka" in settings.model_fields:
         yield ""
         yield "The group `kafka` is the aggregator's: the scaler reads the same topics and its group's offsets."

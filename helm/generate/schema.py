@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from aggregator.settings.aggregator import AggregatorSettings, KafkaSettings
 from aggregator.settings.redis import RedisSettings
-from k8s.scaler.settings import ScalerSettings
+from aggregator.wings.scaler.settings import ScalerSettings
 from modelserver.settings import ModelServerSettings
 
 Schema = dict[str, Any]

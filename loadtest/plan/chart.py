@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from k8s.scaler.measuring.demand import DemandPolicy
+from aggregator.wings.scaler.measuring.demand import DemandPolicy
 from loadtest.simulate.scaling import Autoscale, HpaPolicy
 
 DEFAULTS = Path(__file__).parents[2] / "helm/tokenbatch/values.yaml"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from aggregator.scheduler.rates import ArrivalPolicy, Arrivals
 from aggregator.scheduler.required_replicas import pod_throughput
-from k8s.scaler.measuring.demand import Demand, DemandPolicy, Load
+from aggregator.wings.scaler.measuring.demand import Demand, DemandPolicy, Load
 from loadtest.simulate.clock import Clock
 from loadtest.simulate.model_servers import Fleet
 

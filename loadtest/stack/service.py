@@ -26,7 +26,7 @@ _AGGREGATOR_PREFIX = "TOKENBATCH_AGGREGATOR_"
 
 
 class Service(Part):
-    """`python -m MODULE`; ready when its monitoring port says so."""
+    """`python -m MODULE [COMMAND]`; ready when its monitoring port says so."""
 
     def __init__(
         self, name: str, module: str, environment: Mapping[str, str], metrics_port: int, log_file: Path
@@ -41,7 +41,7 @@ class Service(Part):
     def _spawn(self) -> Child:
         self._log_file.unlink(missing_ok=True)
         changed = any(name.endswith(f"_{constants.NAME}") for name in self._environment)
-        command = constants.command(self._module) if changed else [sys.executable, "-m", self._module]
+        command = constants.command(self._module) if changed else [sys.executable, "-m", *self._module.split()]
         return Child(self.name, command, self._log_file, self._environment)
 
     @override

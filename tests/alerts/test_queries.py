@@ -70,7 +70,7 @@ def scaler(log_file: Path, kafka: str, demand: str) -> Service:
         "TELEMETRY__METRICS_BIND": f"127.0.0.1:{metrics_port}",
     }
     environment = {f"TOKENBATCH_SCALER_{key}": value for key, value in told.items()}
-    return Service("scaler", "k8s.scaler", environment, metrics_port, log_file)
+    return Service("scaler", "aggregator scaler", environment, metrics_port, log_file)
 
 
 class Stack:

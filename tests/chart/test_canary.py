@@ -10,9 +10,9 @@ import yaml
 
 from aggregator.settings.aggregator import ENV_PREFIX as AGGREGATOR
 from aggregator.settings.aggregator import AggregatorSettings, CanarySettings
-from k8s.process.settings import load
-from k8s.scaler.settings import ENV_PREFIX as SCALER
-from k8s.scaler.settings import ScalerSettings
+from aggregator.wings.scaler.settings import ENV_PREFIX as SCALER
+from aggregator.wings.scaler.settings import ScalerSettings
+from k8s.pod.settings import load
 from tests.chart.rendering import CHART, find, render, run, template
 
 NAME, MODEL, ON_TRIAL = "t-tokenbatch-minilm", "minilm", "t-tokenbatch-minilm-canary"

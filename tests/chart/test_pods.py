@@ -11,9 +11,9 @@ import yaml
 
 from aggregator.settings.aggregator import ENV_PREFIX as AGGREGATOR
 from aggregator.settings.aggregator import AggregatorSettings
-from k8s.process.settings import load
-from k8s.scaler.settings import ENV_PREFIX as SCALER
-from k8s.scaler.settings import ScalerSettings
+from aggregator.wings.scaler.settings import ENV_PREFIX as SCALER
+from aggregator.wings.scaler.settings import ScalerSettings
+from k8s.pod.settings import load
 from modelserver.settings import ENV_PREFIX as MODELSERVER
 from modelserver.settings import ModelServerSettings
 from tests.chart.rendering import CASES, Object, find, pod_specs, render

@@ -25,10 +25,10 @@ def test_images_run_as_nobody_in_particular(lab: OneNodeCluster, name: str) -> N
 
 @pytest.mark.parametrize(
     ("name", "package"),
-    [(images.AGGREGATOR, "aggregator"), (images.AGGREGATOR, "k8s.scaler"), (images.SYNTHETIC, "modelserver")],
+    [(images.AGGREGATOR, "aggregator"), (images.AGGREGATOR, "aggregator scaler"), (images.SYNTHETIC, "modelserver")],
 )
 def test_commands_start_on_a_read_only_root(lab: OneNodeCluster, name: str, package: str) -> None:
-    assert lab.try_out(name, "python", "-m", package, "--help").startswith(f"usage: python -m {package} ")
+    assert lab.try_out(name, "python", "-m", *package.split(), "--help").startswith(f"usage: python -m {package} ")
 
 
 def test_the_bill_of_materials_names_every_package_locked_and_of_debian(lab: OneNodeCluster) -> None:

@@ -31,7 +31,7 @@ from aggregator.sources.grpc.listener import GrpcSource
 from aggregator.sources.http.errors import described
 from aggregator.sources.http.listener import HttpSource
 from aggregator.tokenizers.counting import Counting
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.support.fake_source import reply_all, take

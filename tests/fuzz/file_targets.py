@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from aggregator.settings import aggregator as aggregator_settings
-from k8s.process.settings import SettingsError, as_text, load
+from k8s.pod.settings import SettingsError, as_text, load
 from modelserver import settings as modelserver_settings
 from modelserver.errors import CannotStart
 from modelserver.profile import store as profile_store

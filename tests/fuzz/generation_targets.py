@@ -15,7 +15,7 @@ from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.decode import Refused, decode_record, intakes
 from aggregator.sources.kafka.replies import encode_refusal, encode_replies
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.generation.v1 import generation_pb2 as pb
 from protos.generation.v1.generation_pb2 import TokenLogprobs
 from protos.modelserver.v1 import modelserver_pb2

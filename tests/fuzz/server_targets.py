@@ -29,7 +29,7 @@ from aggregator.sources.calls.load import Limits, Load, Room
 from aggregator.sources.grpc.reading import Context, GrpcCalls, Reading, read_embed, refusal
 from aggregator.sources.wire.decode import SMALL_BYTES, decode_embed, head
 from aggregator.sources.wire.encode import response
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 from modelserver.engines.engine import Activation, Scoring
 from modelserver.engines.synthetic import synthetic_facts
 from modelserver.errors import InvalidBatch

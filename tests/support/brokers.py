@@ -17,7 +17,7 @@ from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.source import KafkaSource
 from aggregator.sources.redis.connection import connect, disconnect, prepare_streams
 from aggregator.sources.redis.source import RedisSource
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 from tests.support.kafka_clusters import Cluster
 
 Fields = Mapping[str, bytes]

@@ -21,7 +21,7 @@ from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.offsets import InFlightRecord, Record
 from aggregator.sources.kafka.outgoing import Delivered, OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 from tests.support.records import FakeRecord
 
 SESSION_S = 5.0

@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 from kubernetes.client import Configuration
 
-from k8s.connection import Kubernetes
+from k8s.kube.connection import Kubernetes
 
 Object = dict[str, Any]
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"

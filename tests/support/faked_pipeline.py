@@ -29,7 +29,7 @@ from aggregator.sources.kafka.offsets import CommittedOffset
 from aggregator.sources.wire.decode import parse
 from aggregator.tokenizers.counting import Counting
 from aggregator.tokenizers.tokenizer import TokenBatch, Tokenizer
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1.curve import Curve, Rule
 from tests.support.fake_engine import FakeEngine, description

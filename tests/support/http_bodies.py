@@ -8,7 +8,7 @@ from aggregator.observability.metrics import Metrics
 from aggregator.scheduler.work_item import Task
 from aggregator.sources.calls.load import Limits, Load, Room
 from aggregator.sources.http.embeddings import Revisions
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 
 
 class AnyRevision(Revisions):

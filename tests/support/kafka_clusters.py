@@ -18,7 +18,7 @@ from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.offsets import InFlightRecord, Record
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 from tests.support.fake_kafka import FakeKafka, FakeProducer
 from tests.support.kafka_client import connected_admin, make_topics
 

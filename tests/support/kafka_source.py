@@ -11,7 +11,7 @@ from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.source import KafkaSource
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 from tests.support.fake_kafka import FakeKafka, FakeProducer
 
 

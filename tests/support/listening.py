@@ -36,7 +36,7 @@ from aggregator.sources.grpc.listener import GrpcSource
 from aggregator.sources.http.listener import HttpSource
 from aggregator.tokenizers.counting import Counting
 from aggregator.tokenizers.tokenizer import Tokenizer
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 from modelserver.engines.synthetic import vectors
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc

@@ -14,7 +14,7 @@ from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import ClientSettings, KafkaSettings, TopicSettings
 from aggregator.sources.kafka.decode import record_of
 from aggregator.sources.kafka.source import KafkaSource
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 from tests.support.fake_kafka import SESSION_S, Commit, FakeKafka, FakeMember, FakeProducer, Words
 from tests.support.fake_source import reply_all
 from tests.support.virtual_time import AutojumpLoop

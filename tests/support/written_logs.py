@@ -7,7 +7,7 @@ import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from k8s.process import logs
+from k8s.pod import logs
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from aggregator.settings.aggregator import AggregatorSettings
-from k8s.scaler.settings import ScalerSettings
+from aggregator.wings.scaler.settings import ScalerSettings
 from modelserver.settings import ModelServerSettings
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import AuthenticationSettings, JwtSettings
 from aggregator.sources.calls.certificates import WatchedFiles
 from aggregator.sources.calls.load import Holders
-from k8s.process.errors import StartError
+from k8s.pod.errors import StartError
 
 _LOG = logging.getLogger(__name__)
 _DIGEST_BYTES = hashlib.sha256().digest_size

@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Generic, TypeVar
 
 from aggregator.settings.aggregator import TlsSettings
-from k8s.process.errors import StartError
+from k8s.pod.errors import StartError
 
 _LOG = logging.getLogger(__name__)
 

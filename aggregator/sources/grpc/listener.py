@@ -26,7 +26,7 @@ from aggregator.sources.grpc.ranking import SERVICE as RANKING
 from aggregator.sources.grpc.ranking import RankingService
 from aggregator.sources.grpc.reading import NO_MESSAGE, Context, GrpcCalls, Reading, answering
 from aggregator.sources.grpc.service import SERVICE, EmbeddingsService
-from k8s.process.grpc_port import add_port, server_options
+from k8s.pod.grpc_port import add_port, server_options
 from protos import reflection
 
 if TYPE_CHECKING:

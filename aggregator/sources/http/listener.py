@@ -16,8 +16,8 @@ from aggregator.sources.calls.certificates import WatchedFiles, server_context, 
 from aggregator.sources.http.calls import Connections, HttpCalls, Pooled
 from aggregator.sources.http.connection import Connection
 from aggregator.sources.http.service import OpenAIService
-from k8s.process.addresses import split_address
-from k8s.process.errors import StartError
+from k8s.pod.addresses import split_address
+from k8s.pod.errors import StartError
 
 _LOG = logging.getLogger(__name__)
 _HANDSHAKE_S = 20.0  # a distant client on a bad line takes some seconds

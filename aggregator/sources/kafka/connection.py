@@ -21,8 +21,8 @@ from typing_extensions import override
 from aggregator.settings.aggregator import KafkaSettings, SaslSettings
 from aggregator.sources.kafka.offsets import Partition
 from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX
-from k8s.process.addresses import split_servers
-from k8s.process.errors import StartError
+from k8s.pod.addresses import split_servers
+from k8s.pod.errors import StartError
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5  # a broker that restarts takes seconds

@@ -23,8 +23,8 @@ from aggregator.request.request import REDIS
 from aggregator.settings.redis import RedisSettings
 from aggregator.sources.redis.codec import Command
 from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX
-from k8s.process.addresses import split_servers
-from k8s.process.errors import StartError
+from k8s.pod.addresses import split_servers
+from k8s.pod.errors import StartError
 
 _LOG = logging.getLogger(__name__)
 _UNHEALTHY_S = 10.0  # shorter trouble, such as a failover, passes by itself

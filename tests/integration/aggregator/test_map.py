@@ -18,7 +18,7 @@ import pytest
 
 from aggregator.app import Aggregator
 from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings
-from k8s.process.settings import load
+from k8s.pod.settings import load
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.ports import free_ports
 from loadtest.stack.service import DEFAULT_MODEL_NAME, ModelServer

@@ -17,7 +17,7 @@ import pytest
 from aggregator.sources.grpc import listener as grpc_listener
 from aggregator.sources.grpc import reading as grpc_reading
 from aggregator.sources.grpc import service as grpc_server
-from k8s.process import grpc_port
+from k8s.pod import grpc_port
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.integration.frontdoor.attackers import attack

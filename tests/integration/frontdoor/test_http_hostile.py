@@ -15,7 +15,7 @@ import uvloop
 
 from aggregator.sources.calls import calls as common
 from aggregator.sources.http import calls, connection
-from k8s.process import open_files
+from k8s.pod import open_files
 from tests.integration.frontdoor.test_http import embed, http_door
 from tests.support.listening import slow_engine
 from tests.support.until import until

@@ -61,7 +61,7 @@ def half_of_them(port: int) -> Generator[None]:
 
 @contextmanager
 def limited(name: str, module: str, environment: Mapping[str, str], log_file: Path) -> Generator[Child]:
-    child = Child(name, [*limited_to(1024), module], log_file, environment)
+    child = Child(name, [*limited_to(1024), *module.split()], log_file, environment)
     try:
         yield child
     finally:
@@ -147,7 +147,7 @@ async def test_idle_callers_of_the_scaler_close_no_port_of_it(tmp_path: Path) ->
         KEDA__BIND=f"127.0.0.1:{keda}",
         TELEMETRY__METRICS_BIND=f"127.0.0.1:{metrics}",
     )
-    with limited("scaler", "k8s.scaler", environment, tmp_path / "scaler.log"):
+    with limited("scaler", "aggregator scaler", environment, tmp_path / "scaler.log"):
         await until_ready(metrics)
         with idle_callers(keda), idle_callers(metrics):
             assert await answers(metrics)
@@ -157,7 +157,7 @@ async def test_idle_callers_of_the_scaler_close_no_port_of_it(tmp_path: Path) ->
     ("module", "files", "settings", "warning"),
     [
         ("modelserver", 512, {"ENGINE__KIND": "synthetic"}, (256, 512, 1024)),
-        ("k8s.scaler", 200, {}, (50, 64, 640)),
+        ("aggregator scaler", 200, {}, (50, 64, 640)),
     ],
 )
 def test_check_says_which_bounds_are_lower(
@@ -165,8 +165,8 @@ def test_check_says_which_bounds_are_lower(
 ) -> None:
     fewer, bound, needed = warning
     checked = subprocess.run(
-        [*limited_to(files), module, "--check"],
-        env=told(module.rpartition(".")[2].upper(), **settings),
+        [*limited_to(files), *module.split(), "--check"],
+        env=told(module.rpartition(" ")[2].upper(), **settings),
         capture_output=True,
         text=True,
         check=False,

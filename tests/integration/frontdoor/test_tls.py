@@ -19,7 +19,7 @@ from cryptography.x509.oid import NameOID
 
 from aggregator.settings.aggregator import TlsSettings
 from aggregator.sources.grpc.listener import server_credentials
-from k8s.process.errors import StartError
+from k8s.pod.errors import StartError
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.integration.frontdoor.test_http import OPEN
 from tests.support.certificates import Authority

@@ -14,7 +14,7 @@ import pytest
 
 from aggregator.request.request import Request
 from aggregator.sources.calls.calls import Calls
-from k8s.process import logs
+from k8s.pod import logs
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.listening import Listening, ask, listening, refused
 from tests.support.until import until

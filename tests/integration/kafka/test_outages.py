@@ -12,7 +12,7 @@ from aiokafka import errors as kafka_errors
 from aggregator.observability.metrics import Metrics
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.producer import KafkaProducer
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 from loadtest.stack.kafka import KafkaBroker
 from tests.support.kafka_clusters import RealCluster, complete, produce, reading, records_of, send_all
 

@@ -19,7 +19,7 @@ from aggregator.request.request import Failure
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer, Writer
 from aggregator.sources.kafka.source import KafkaSource
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import reply_all
 from tests.support.kafka_clusters import RealCluster, produce, reading, until_committed

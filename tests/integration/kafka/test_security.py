@@ -16,8 +16,8 @@ from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import check, prepare_topics
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.producer import KafkaProducer
-from k8s.process.errors import StartError
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.errors import StartError
+from k8s.pod.metrics_buffer import MetricsBuffer
 from tests.integration.kafka.secure_broker import APP, APPS_PASSWORD, PASSWORD, USER, SecureKafka, make
 from tests.support.kafka_client import connected_admin
 from tests.support.kafka_clusters import RealCluster, complete, produce, reading, records_of, send_all, until_committed

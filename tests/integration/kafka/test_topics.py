@@ -6,7 +6,7 @@ import pytest
 
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import check, prepare_topics
-from k8s.process.errors import StartError
+from k8s.pod.errors import StartError
 from tests.support.kafka_clusters import RealCluster
 
 pytestmark = pytest.mark.kafka

@@ -28,8 +28,8 @@ import uvloop  # noqa: E402
 from sentence_transformers import SentenceTransformer  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
-from k8s.process import telemetry as process_telemetry  # noqa: E402
-from k8s.process.telemetry import TelemetrySettings  # noqa: E402
+from k8s.pod import telemetry as process_telemetry  # noqa: E402
+from k8s.pod.telemetry import TelemetrySettings  # noqa: E402
 from loadtest.stack.ports import free_ports  # noqa: E402
 from loadtest.stack.service import without_kafka  # noqa: E402
 from modelserver import model_files  # noqa: E402

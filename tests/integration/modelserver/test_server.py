@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from k8s.process import telemetry
-from k8s.process.telemetry import TelemetrySettings
+from k8s.pod import telemetry
+from k8s.pod.telemetry import TelemetrySettings
 from loadtest.stack.ports import free_ports
 from modelserver import model_files, startup
 from modelserver.app import Server

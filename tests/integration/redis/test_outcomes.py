@@ -17,7 +17,7 @@ from aggregator.request.request import Failure, Request
 from aggregator.settings.redis import RedisClientSettings
 from aggregator.sources.redis.connection import prepare_streams
 from aggregator.sources.redis.source import RedisSource
-from k8s.process.errors import StartError
+from k8s.pod.errors import StartError
 from loadtest.stack.part import Part
 from loadtest.stack.redis import UNSYNCED, RedisServer
 from protos.embedding.v1 import embedding_pb2 as pb

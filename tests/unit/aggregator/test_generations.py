@@ -27,7 +27,7 @@ from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.replica import ReplicaPolicy
 from aggregator.scheduler.retries import RetryPolicy
 from aggregator.scheduler.work_item import Priority, Query
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_pool import FakePool
 from tests.support.fake_source import any_request, text_of

@@ -1,11 +1,11 @@
-"""Settings of the model server; `k8s.process.settings` reads them as the aggregator's."""
+"""Settings of the model server; `k8s.pod.settings` reads them as the aggregator's."""
 
 from __future__ import annotations
 
 import pytest
 
-from k8s.process.help import help_text
-from k8s.process.settings import load
+from k8s.pod.help import help_text
+from k8s.pod.settings import load
 from modelserver.settings import ENV_PREFIX, ModelServerSettings
 
 

@@ -18,8 +18,8 @@ from statistics import median
 
 import numpy as np
 
-from k8s.process import logs
-from k8s.process.settings import load
+from k8s.pod import logs
+from k8s.pod.settings import load
 from loadtest.lab.bench.gpu.models import make_missing
 from modelserver.__main__ import prepare
 from modelserver.engines.choice import build

@@ -8,7 +8,7 @@ import pytest
 
 from aggregator.observability.costs import MAX_NAMED, OTHER, Costs
 from aggregator.scheduler.work_item import Priority, Query, WorkItem
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 
 
 def item(tokens: int, *tenants: str) -> WorkItem:

@@ -14,7 +14,7 @@ from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.rates import ArrivalPolicy
 from aggregator.scheduler.work_item import Task
-from k8s.process.errors import StartError
+from k8s.pod.errors import StartError
 from protos.aggregator.v1 import aggregator_pb2 as pb
 from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
 from protos.generation.v1.generation_pb2 import Sampling

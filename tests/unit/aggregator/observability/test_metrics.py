@@ -19,7 +19,7 @@ from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, SendReason, StepReport
 from aggregator.scheduler.work_item import Task
-from k8s.process.metrics_buffer import Instrument, MetricsBuffer
+from k8s.pod.metrics_buffer import Instrument, MetricsBuffer
 from protos.generation.v1.generation_pb2 import Sampling
 from tests.support.faked_pipeline import DESCRIPTION, FakedPipeline, new_engine
 from tests.support.virtual_time import in_virtual_time

@@ -20,8 +20,8 @@ from aggregator.observability import viewers
 from aggregator.observability.page import LivePages
 from aggregator.observability.viewers import Feed, Viewers
 from aggregator.reports import words
-from k8s.process import telemetry
-from k8s.process.telemetry import Telemetry, TelemetrySettings
+from k8s.pod import telemetry
+from k8s.pod.telemetry import Telemetry, TelemetrySettings
 
 LOCAL = TelemetrySettings(metrics_bind="127.0.0.1:0")
 

@@ -16,7 +16,7 @@ from aggregator.observability.costs import Costs
 from aggregator.replicas.answers import BadDescription, checked_description
 from aggregator.replicas.client import GrpcModelServer, ModelServerClient
 from aggregator.replicas.generate_call import GenerateCall, StreamStreamCall
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from tests.support.fake_engine import batch, description
 from tests.support.fake_model_server import FakeModelServer, Refusal, describe_response

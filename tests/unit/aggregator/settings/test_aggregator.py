@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings
-from k8s.process.settings import SettingsError, load
+from k8s.pod.settings import SettingsError, load
 
 AGGREGATORS = f"{ENV_PREFIX}TENANTS__AGGREGATORS"
 MODELS = f"{ENV_PREFIX}MODELS"

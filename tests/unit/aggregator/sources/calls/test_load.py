@@ -10,7 +10,7 @@ import pytest
 from aggregator.errors import Overloaded
 from aggregator.observability.metrics import Limit, Metrics
 from aggregator.sources.calls.load import Limits, Load, RateLimit
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 
 
 class Listener:

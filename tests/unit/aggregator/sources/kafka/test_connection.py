@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.connection import client_options
-from k8s.process.errors import StartError
+from k8s.pod.errors import StartError
 
 SASL = "SASL_PLAINTEXT"
 

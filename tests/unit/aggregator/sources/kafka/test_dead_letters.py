@@ -14,7 +14,7 @@ from aggregator.sources.kafka.offsets import CommittedOffset
 from aggregator.sources.kafka.outgoing import Delivered, OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.sources.kafka.replies import DeadLetter, DeadLetters
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 from tests.support.records import FakeRecord
 from tests.support.virtual_time import in_virtual_time
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 from aggregator.observability.metrics import Metrics
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.offsets import InFlightRecord
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 from tests.support.fake_kafka import FakeKafka, FakeMember
 from tests.support.kafka_clusters import complete
 from tests.support.simulated_group import SETTINGS

@@ -11,7 +11,7 @@ import pytest
 
 from aggregator.observability.metrics import Metrics
 from aggregator.sources.redis.connection import Server
-from k8s.process.metrics_buffer import MetricsBuffer
+from k8s.pod.metrics_buffer import MetricsBuffer
 
 FOR_EVER_S = 3600.0
 

@@ -1,0 +1,1 @@
+"""`python -m aggregator scaler`: lag and demand become the replicas that the model servers need."""

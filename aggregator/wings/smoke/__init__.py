@@ -1,0 +1,1 @@
+"""`python -m aggregator smoke`: a test of an installation, for `helm test`."""
