@@ -126,7 +126,7 @@ class Aggregator:
             settings.kafka,
             settings.models[0].name,
             KafkaConsumer(settings.kafka, on_fenced, self._metrics),
-            KafkaProducer(settings.kafka),
+            KafkaProducer(settings.kafka, tracing=tracing),
             trusts_tenant=not settings.grpc.authentication.required,
             known=self._models.__contains__,
             metrics=self._metrics,

@@ -25,6 +25,8 @@ _SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
+_CALL_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+"""As OpenTelemetry's conventions want them for calls."""
 _TOKENS = (
     *(8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096),
     *(6144, 8192, 12288, 16384, 32768, 65536),
@@ -213,6 +215,27 @@ class Metrics:
             "embed.calls.refused", "{call}", "gRPC and HTTP calls and messages refused before they were read", "limit"
         )
         self.http_responses = buffer.counter("embed.http.responses", "{response}", "responses over HTTP", "status")
+        self.http_duration = buffer.histogram(
+            "http.server.request.duration",
+            "s",
+            "time of a request over HTTP, from its head to its whole response",
+            _CALL_SECONDS,
+            "http.request.method",
+            "url.scheme",
+            "http.route",
+            "http.response.status_code",
+            "error.type",
+        )
+        self.rpc_duration = buffer.histogram(
+            "rpc.server.call.duration",
+            "s",
+            "time of a gRPC call",
+            _CALL_SECONDS,
+            "rpc.system.name",
+            "rpc.method",
+            "rpc.response.status_code",
+            "error.type",
+        )
         self.http_closed = buffer.counter(
             "embed.http.closed",
             "{connection}",

@@ -7,7 +7,8 @@ links every request in it, by the W3C `traceparent` of each.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,11 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from aggregator.errors import Code, TokenbatchError
+from aggregator.scheduler.work_item import Task
+from k8s.pod.rpc_spans import rpc_attributes
+
 if TYPE_CHECKING:
-    from aggregator.errors import Code
     from aggregator.request.generation import Generation
     from aggregator.request.request import Request
 
@@ -38,7 +42,9 @@ MAX_LINKS = 128
 
 PROVIDER = "tokenbatch"
 """`gen_ai.provider.name`: OpenTelemetry's conventions list vendors only, and let others name themselves."""
-_NOTHING: AbstractContextManager[None] = nullcontext()
+_NOTHING: AbstractContextManager[object] = nullcontext()
+_UNTOLD: AbstractContextManager[Callable[[str], None]] = nullcontext(lambda _code: None)
+_IGNORED: AbstractContextManager[Callable[[str, Exception], None]] = nullcontext(lambda _topic, _error: None)
 _W3C = TraceContextTextMapPropagator()
 
 
@@ -52,15 +58,20 @@ class Tracing:
         self._tracer = tracer or NoOpTracer()
         self.enabled = enabled and tracer is not None
 
-    def receive(self, topic: str, count: int) -> AbstractContextManager[None]:
-        return self._messaging("receive", topic, SpanKind.CLIENT, count) if self.enabled else _NOTHING
+    def receive(self, topics: Iterable[str]) -> AbstractContextManager[object]:
+        """Records that one fetch brought, by the topic of each: a span per topic."""
+        return self._messages("receive", SpanKind.CLIENT, Counter(topics)) if self.enabled else _IGNORED
 
-    def send(self, topic: str, count: int) -> AbstractContextManager[None]:
-        return self._messaging("send", topic, SpanKind.PRODUCER, count) if self.enabled else _NOTHING
+    def send(self, counts: Mapping[str, int]) -> AbstractContextManager[Callable[[str, Exception], None]]:
+        """Records that are written at once: a span per topic, by its number of records.
+
+        The context's value is called with the topic and the error of each record that is refused.
+        """
+        return self._messages("send", SpanKind.PRODUCER, counts) if self.enabled else _IGNORED
 
     def process(
         self, model: str, batch_id: str, *, queries: int, tokens: int, attempt: int, requests: Iterable[Request]
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractContextManager[object]:
         """One batch from dispatch to completion; `requests` are read only if traced.
 
         It is a messaging span where all of them came from one broker.
@@ -83,7 +94,7 @@ class Tracing:
             attributes["messaging.system"] = sources[0]
             attributes["messaging.operation.name"] = attributes["messaging.operation.type"] = "process"
             attributes["messaging.batch.message_count"] = queries
-        return self._open(f"process {model}", kind, attributes, links=_links(parent for _, parent in origins))
+        return self._open(f"process {model}", kind, attributes, _links(parent for _, parent in origins))
 
     def generated(self, request: Request, generation: Generation, now_s: float, failed: Code | None) -> None:
         """A generation that ended now (monotonic seconds), from its dispatch on, as a child of its request."""
@@ -109,42 +120,43 @@ class Tracing:
         if generation.token_ids:
             span.add_event("first token", timestamp=end_ns - round((now_s - generation.first_token_s) * 1e9))
         if failed is not None:
-            span.set_attribute("error.type", failed.name)
-            span.set_status(Status(StatusCode.ERROR, failed.name))
+            mark_failed(span, failed.name)
         span.end(end_ns)
 
-    def embeddings(self, model: str, address: str, *, tokens: int, dimensions: int) -> AbstractContextManager[None]:
-        """One batch on its model server, which is an embeddings operation by the conventions and a call by gRPC."""
+    def step(
+        self, model: str, kind: str, address: str, *, tokens: int, dimensions: int
+    ) -> AbstractContextManager[Callable[[str], None]]:
+        """One batch on its model server: an operation by the conventions for generative AI, and a call by gRPC.
+
+        `kind`: the server's task. The context's value is called with the status of the call, by name.
+        """
         if not self.enabled:
-            return _NOTHING
+            return _UNTOLD
         host, _, port = address.rpartition(":")
-        attributes = {
-            "gen_ai.operation.name": "embeddings",
+        operation = "embeddings" if kind == Task.EMBED else kind
+        attributes: dict[str, str | int] = {
+            "gen_ai.operation.name": operation,
             "gen_ai.provider.name": PROVIDER,
             "gen_ai.request.model": model,
             "gen_ai.usage.input_tokens": tokens,
-            "gen_ai.embeddings.dimension.count": dimensions,
-            **_rpc("modelserver.v1.ModelServer", "EmbedBatch"),
+            **rpc_attributes("modelserver.v1.ModelServer/EmbedBatch"),
             "server.address": host,
             "server.port": int(port),
         }
-        return self._open(f"embeddings {model}", SpanKind.CLIENT, attributes)
+        if kind == Task.EMBED:
+            attributes["gen_ai.embeddings.dimension.count"] = dimensions
+        return self._step(f"{operation} {model}", attributes)
 
-    def serve(self, service: str, method: str, traceparent: str | bytes | None) -> AbstractContextManager[None]:
-        """A gRPC call being answered, as a child of the caller's span."""
-        if not self.enabled:
-            return _NOTHING
-        context = _context(traceparent)
-        return self._open(f"{service}/{method}", SpanKind.SERVER, _rpc(service, method), context=context)
-
-    def serve_http(self, route: str, traceparent: str | bytes | None) -> Span:
-        """A request over HTTP being answered, as a child of the caller's span. The answer ends it."""
+    def serve(self, name: str, attributes: Mapping[str, str], traceparent: str | bytes | None) -> Span:
+        """A call or request being answered, as a child of the caller's span; `CallTelemetry` ends it."""
         if not self.enabled:
             return INVALID_SPAN
-        attributes = {"http.request.method": "POST", "http.route": route}
-        return self._tracer.start_span(
-            f"POST {route}", _context(traceparent), SpanKind.SERVER, attributes, record_exception=False
-        )
+        return self._tracer.start_span(name, _context(traceparent), SpanKind.SERVER, attributes)
+
+    def failed(self, code: Code) -> None:
+        """The work of the span now open failed."""
+        if self.enabled:
+            mark_failed(get_current_span(), code.name)
 
     def traceparent(self) -> str | None:
         """The span now open, as a `traceparent` to send along; None when nothing is traced."""
@@ -153,15 +165,36 @@ class Tracing:
             _W3C.inject(carrier)
         return carrier.get("traceparent")
 
-    def _messaging(self, operation: str, topic: str, kind: SpanKind, count: int) -> AbstractContextManager[None]:
-        attributes: dict[str, str | int] = {
-            "messaging.system": "kafka",
-            "messaging.operation.name": operation,
-            "messaging.operation.type": operation,
-            "messaging.destination.name": topic,
-            "messaging.batch.message_count": count,
+    @contextmanager
+    def _step(self, name: str, attributes: Mapping[str, str | int]) -> Generator[Callable[[str], None]]:
+        with self._open(name, SpanKind.CLIENT, attributes) as span:
+
+            def answered(code: str) -> None:
+                span.set_attribute("rpc.response.status_code", code)
+
+            yield answered
+
+    @contextmanager
+    def _messages(
+        self, operation: str, kind: SpanKind, counts: Mapping[str, int]
+    ) -> Generator[Callable[[str, Exception], None]]:
+        spans = {
+            topic: self._tracer.start_span(f"{operation} {topic}", None, kind, _messaging(operation, topic, count))
+            for topic, count in counts.items()
         }
-        return self._open(f"{operation} {topic}", kind, attributes)
+
+        def refused(topic: str, error: Exception) -> None:
+            mark_failed(spans[topic], type(error).__name__)
+
+        try:
+            yield refused
+        except BaseException as error:
+            for span in spans.values():
+                mark_failed(span, type(error).__name__)
+            raise
+        finally:
+            for span in spans.values():
+                span.end()
 
     @contextmanager
     def _open(
@@ -169,17 +202,15 @@ class Tracing:
         name: str,
         kind: SpanKind,
         attributes: Mapping[str, str | int | Sequence[str]],
-        *,
-        context: Context | None = None,
         links: list[Link] | None = None,
-    ) -> Generator[None]:
+    ) -> Generator[Span]:
         with self._tracer.start_as_current_span(
-            name, context, kind, attributes, links, record_exception=False, set_status_on_exception=False
+            name, None, kind, attributes, links, record_exception=False, set_status_on_exception=False
         ) as span:
             try:
-                yield
+                yield span
             except BaseException as error:
-                mark_failed(span, error)
+                mark_failed(span, error.code.name if isinstance(error, TokenbatchError) else type(error).__name__)
                 raise
 
 
@@ -205,12 +236,17 @@ def _links(parents: Iterable[bytes | None]) -> list[Link]:
     return list(links.values())
 
 
-def _rpc(service: str, method: str) -> dict[str, str | int]:
-    return {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
+def _messaging(operation: str, topic: str, count: int) -> dict[str, str | int]:
+    return {
+        "messaging.system": "kafka",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+        "messaging.destination.name": topic,
+        "messaging.batch.message_count": count,
+    }
 
 
-def mark_failed(span: Span, error: BaseException) -> None:
-    """Mark a span as failed by the error's type: its message could quote a query."""
-    name = type(error).__name__
-    span.set_attribute("error.type", name)
-    span.set_status(Status(StatusCode.ERROR, name))
+def mark_failed(span: Span, error: str) -> None:
+    """Mark a span as failed by a code or the type of an error: a message could quote a query."""
+    span.set_attribute("error.type", error)
+    span.set_status(Status(StatusCode.ERROR))

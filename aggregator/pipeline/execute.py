@@ -90,6 +90,7 @@ class BatchExecutor:
         if sequence is not None:
             sequence.abort()
             self._count_tokens(sequence)
+            self.tracing.generated(request, sequence.generation, self.clock(), Code.CANCELLED)
             self.changed(sequence.model_revision)
 
     async def _begin(self, model_revision: ModelRevision, server: ModelServer, batch: Batch) -> StepReport:
@@ -157,6 +158,7 @@ class BatchExecutor:
     ) -> list[Request]:
         """Queue its items for a retry (`scheduler.retries`); returns the requests that a proven poison completed."""
         self._report("batch failed", server, error, len(batch.items), batch_id=batch.batch_id)
+        self.tracing.failed(error.code)
         dispatcher, now_s = model_revision.dispatcher, self.clock()
         task = model_revision.description.task
         self.metrics.recorder.batch_failed(batch, task, error.code, now_s)

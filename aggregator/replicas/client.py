@@ -143,19 +143,24 @@ class GrpcModelServer(GenerateCall):
             spans=batch.spans,
         )
         tracing = self._client.tracing
-        with tracing.embeddings(model, description.address, tokens=batch.token_count, dimensions=dimensions):
+        with tracing.step(
+            model, description.kind, description.address, tokens=batch.token_count, dimensions=dimensions
+        ) as answered:
             traceparent = tracing.traceparent()
             metadata = (("traceparent", traceparent),) if traceparent else None
             try:
                 answer = await self._client.embed_batch(request, timeout=timeout_s, metadata=metadata)
             except grpc.aio.AioRpcError as error:
+                answered(error.code().name)
                 raise _failure(error) from error
             except grpc.aio.UsageError as error:
                 raise ModelServerLost("the connection was closed") from error
             except asyncio.CancelledError as error:
+                answered(grpc.StatusCode.CANCELLED.name)
                 if is_cancelled():
                     raise
                 raise ModelServerLost("the connection was closed") from error
+            answered(grpc.StatusCode.OK.name)
             return checked_result(batch, dimensions, answer)
 
 

@@ -30,6 +30,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 Labels = tuple[str, ...]
 """Attribute values, in the order of an instrument's keys."""
+_NUMBERS = frozenset(("http.response.status_code",))
+_CONDITIONAL = frozenset(("error.type", "http.route", *_NUMBERS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,12 @@ class Instrument:
     description: str
     keys: tuple[str, ...] = ()
 
-    def attributes(self, labels: Labels) -> dict[str, str]:
-        return dict(zip(self.keys, labels, strict=True))
+    def attributes(self, labels: Labels) -> dict[str, str | int]:
+        """The labels by their keys, without those that OpenTelemetry's conventions want absent when they are empty."""
+        pairs = zip(self.keys, labels, strict=True)
+        return {
+            key: int(label) if key in _NUMBERS else label for key, label in pairs if label or key not in _CONDITIONAL
+        }
 
     def points(self, values: Mapping[Labels, float], start_ns: int, now_ns: int) -> list[NumberDataPoint]:
         return [

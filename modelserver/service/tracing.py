@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+import asyncio
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import grpc
 from opentelemetry.propagate import extract
-from opentelemetry.trace import SpanKind, Tracer
+from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
+
+from k8s.pod.rpc_spans import error_of, rpc_attributes
+from modelserver.errors import ModelServerError
 
 Metadata = Iterable[tuple[str, str | bytes]]
 BatchSpan = Callable[[Metadata | None], AbstractContextManager[object]]
 """Opens the span of one batch, given its call's metadata."""
 
-_ATTRIBUTES = {"rpc.system": "grpc", "rpc.service": "modelserver.v1.ModelServer", "rpc.method": "EmbedBatch"}
+_METHOD = "modelserver.v1.ModelServer/EmbedBatch"
 
 
 def no_span(_: Metadata | None) -> AbstractContextManager[object]:
@@ -21,15 +26,29 @@ def no_span(_: Metadata | None) -> AbstractContextManager[object]:
 
 
 def batch_spans(tracer: Tracer) -> BatchSpan:
-    """Spans by the rpc semantic conventions; the parent is in the metadata's traceparent."""
+    """Spans by the conventions for RPC; the parent is in the metadata's traceparent."""
 
-    def span(metadata: Metadata | None) -> AbstractContextManager[object]:
+    @contextmanager
+    def span(metadata: Metadata | None) -> Generator[None]:
         carrier = {name: value for name, value in metadata or () if isinstance(value, str)}
-        return tracer.start_as_current_span(
-            "modelserver.v1.ModelServer/EmbedBatch",
-            context=extract(carrier),
-            kind=SpanKind.SERVER,
-            attributes=_ATTRIBUTES,
-        )
+        code = grpc.StatusCode.OK
+        opened = tracer.start_span(_METHOD, extract(carrier), SpanKind.SERVER, rpc_attributes(_METHOD))
+        try:
+            yield
+        except ModelServerError as error:  # its message could quote an input: only its code is told
+            code = error.code
+            raise
+        except asyncio.CancelledError:
+            code = grpc.StatusCode.CANCELLED
+            raise
+        except BaseException:
+            code = grpc.StatusCode.UNKNOWN
+            raise
+        finally:
+            opened.set_attribute("rpc.response.status_code", code.name)
+            if error_type := error_of(code.name):
+                opened.set_attribute("error.type", error_type)
+                opened.set_status(Status(StatusCode.ERROR))
+            opened.end()
 
     return span

@@ -6,11 +6,11 @@ from typing import cast
 
 import grpc
 
-from aggregator.observability.tracing import Tracing
+from aggregator.observability.calls import CallTelemetry
 from aggregator.request.request import Failure, Request
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, GenerationCall
-from aggregator.sources.grpc.reading import Context, GrpcCalls, answering
+from aggregator.sources.grpc.reading import Context, GrpcCalls, RpcMethod, answering
 from aggregator.sources.wire.generation import decode_generate, response
 from protos.generation.v1 import generation_pb2 as pb
 
@@ -25,22 +25,21 @@ def _read(call: Call, data: bytes, _: Identity) -> tuple[pb.GenerateRequest, Cal
 class GenerationService:
     """The public service. A call sends all text, also of a generation that fails later, and ends with its status."""
 
-    def __init__(self, calls: GrpcCalls, tracing: Tracing) -> None:
+    def __init__(self, calls: GrpcCalls, telemetry: CallTelemetry) -> None:
         self._calls = calls
-        self._tracing = tracing
+        self._telemetry = telemetry
 
     async def generate(self, context: Context) -> Failure | None:
         calls = self._calls
         request = await calls.receive(context, GenerationCall, _read)
         call = cast("GenerationCall", request.origin)
         call.streams = request.generation is not None and not request.generation.final_only
-        with self._tracing.serve(SERVICE, "Generate", request.traceparent):
-            calls.submit(request)
-            try:
-                await self._write(request, call, context)
-            except BaseException:
-                calls.give_up(request)
-                raise
+        calls.submit(request)
+        try:
+            await self._write(request, call, context)
+        except BaseException:
+            calls.give_up(request)
+            raise
         return request.failure
 
     async def _write(self, request: Request, call: GenerationCall, context: Context) -> None:
@@ -62,6 +61,8 @@ class GenerationService:
     def handler(self) -> grpc.GenericRpcHandler:
         """The gRPC handler; it passes messages as bytes, and reads none before the call asks for it."""
         handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            "Generate": grpc.stream_stream_rpc_method_handler(answering(self.generate)),
+            "Generate": grpc.stream_stream_rpc_method_handler(
+                answering(self.generate, RpcMethod(self._telemetry, SERVICE, "Generate"))
+            ),
         }
         return grpc.method_handlers_generic_handler(SERVICE, handlers)

@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2
 from typing_extensions import override
 
 from aggregator.errors import InvalidRequest
+from aggregator.observability.calls import CallTelemetry
 from aggregator.request.request import GRPC
 from aggregator.settings.aggregator import GrpcSettings, TlsSettings
 from aggregator.sources.calls.calls import CallSource, Served
@@ -63,15 +64,16 @@ class GrpcSource(CallSource):
         places = max(_FEWEST_PLACES, limits.max_pending_bytes // limits.max_message_bytes)
         reading = Reading(places, served.load)
         calls = GrpcCalls(self._batcher, served.give_up, self._callers, served.load, reading=reading)
+        telemetry = CallTelemetry(served.tracing, served.load.metrics)
         self._service = EmbeddingsService(
             calls,
             served.models,
-            served.tracing,
+            telemetry,
             stream_window=limits.stream_window,
             stream_age_s=_STREAM_AGE_SHARE * limits.connection_grace_s,
         )
-        generation = GenerationService(calls, served.tracing)
-        ranking = RankingService(calls, served.tracing)
+        generation = GenerationService(calls, telemetry)
+        ranking = RankingService(calls, telemetry)
         self._settings = settings
         self._credentials = server_credentials(settings.tls)
         self._server = grpc.aio.server(options=_options(limits))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import grpc
 
-from aggregator.observability.tracing import Tracing
+from aggregator.observability.calls import CallTelemetry
 from aggregator.request.request import Failure
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call
-from aggregator.sources.grpc.reading import Context, GrpcCalls, answering
+from aggregator.sources.grpc.reading import Context, GrpcCalls, RpcMethod, answering
 from aggregator.sources.grpc.service import answer
 from aggregator.sources.wire.scores import decode_rank, decode_score
 from protos.ranking.v1 import ranking_pb2 as pb
@@ -29,24 +31,21 @@ def _read_score(call: Call, data: bytes, _: Identity) -> tuple[pb.ScoreRequest, 
 class RankingService:
     """The public service. A call fails as a whole only when none of its documents or pairs got a score."""
 
-    def __init__(self, calls: GrpcCalls, tracing: Tracing) -> None:
+    def __init__(self, calls: GrpcCalls, telemetry: CallTelemetry) -> None:
         self._calls = calls
-        self._tracing = tracing
+        self._telemetry = telemetry
 
     async def rank(self, context: Context) -> bytes | Failure:
-        request = await self._calls.receive(context, Call, _read_rank)
-        with self._tracing.serve(SERVICE, "Rank", request.traceparent):
-            return await answer(self._calls, request)
+        return await answer(self._calls, await self._calls.receive(context, Call, _read_rank))
 
     async def score(self, context: Context) -> bytes | Failure:
-        request = await self._calls.receive(context, Call, _read_score)
-        with self._tracing.serve(SERVICE, "Score", request.traceparent):
-            return await answer(self._calls, request)
+        return await answer(self._calls, await self._calls.receive(context, Call, _read_score))
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The gRPC handler; it passes messages as bytes, and reads none before the call asks for it."""
+        method = partial(RpcMethod, self._telemetry, SERVICE)
         handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            "Rank": grpc.stream_unary_rpc_method_handler(answering(self.rank)),
-            "Score": grpc.stream_unary_rpc_method_handler(answering(self.score)),
+            "Rank": grpc.stream_unary_rpc_method_handler(answering(self.rank, method("Rank"))),
+            "Score": grpc.stream_unary_rpc_method_handler(answering(self.score, method("Score"))),
         }
         return grpc.method_handlers_generic_handler(SERVICE, handlers)

@@ -16,7 +16,8 @@ import grpc.aio
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from aggregator.errors import InvalidRequest
+from aggregator.errors import Code, InvalidRequest
+from aggregator.observability.calls import CallTelemetry, RpcCall
 from aggregator.observability.metrics import Limit
 from aggregator.request.request import Failure, Request
 from aggregator.sources.calls.callers import CertificateNames, Identity, check_repeated
@@ -281,17 +282,37 @@ def _certificate(context: Context) -> CertificateNames:
     )
 
 
-def answering(serve: Callable[[Context], Awaitable[T | Failure]]) -> Callable[[object, Context], Awaitable[T]]:
+@dataclass(frozen=True, slots=True)
+class RpcMethod:
+    """A method of a service, whose calls are traced and measured."""
+
+    telemetry: CallTelemetry
+    service: str
+    name: str
+
+    def open(self, context: Context) -> RpcCall:
+        metadata = context.invocation_metadata() if self.telemetry.tracing.enabled else None
+        return self.telemetry.rpc(f"{self.service}/{self.name}", _text(dict(metadata or ()), "traceparent"))
+
+
+def answering(
+    serve: Callable[[Context], Awaitable[T | Failure]], method: RpcMethod | None = None
+) -> Callable[[object, Context], Awaitable[T]]:
     """The handler of a method: a failure that `serve` returns or raises ends the call with its status."""
 
     async def answer(messages: object, context: Context) -> T:
         del messages  # it refers to the call, and would make a cycle with it: see `abort`
+        call = method.open(context) if method is not None else None
         try:
             outcome = await serve(context)
-        except grpc.aio.BaseError:
-            raise  # the call is over
+        except (grpc.aio.BaseError, asyncio.CancelledError):  # the call is over
+            if call is not None:
+                call.end(_ended_with(context))
+            raise
         except Exception as error:  # noqa: BLE001 - `failure_of` logs what is not expected
             outcome = failure_of(error)
+        if call is not None:
+            call.end((outcome.code if isinstance(outcome, Failure) else Code.OK).name)
         if not isinstance(outcome, Failure):
             return outcome
         ending = abort(context, outcome)
@@ -299,6 +320,17 @@ def answering(serve: Callable[[Context], Awaitable[T | Failure]]) -> Callable[[o
         return await ending
 
     return answer
+
+
+def _ended_with(context: Context) -> str:
+    """The status of a call that is over: set by this side, or its deadline has passed, or its caller went away."""
+    code = cast("grpc.StatusCode | int | None", context.code())
+    if isinstance(code, int):
+        code = _STATUS.get(code)
+    if code is not None and code is not grpc.StatusCode.OK:
+        return code.name
+    remaining_s = cast("float | None", context.time_remaining())
+    return (Code.DEADLINE_EXCEEDED if remaining_s is not None and remaining_s <= 0.0 else Code.CANCELLED).name
 
 
 def refusal(data: bytes, failure: Failure) -> pb.EmbedResponse:

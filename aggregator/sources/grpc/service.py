@@ -9,14 +9,14 @@ from operator import itemgetter
 import grpc
 
 from aggregator.admission.models import Models
+from aggregator.observability.calls import CallTelemetry
 from aggregator.observability.metrics import Limit
-from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Failure, Request
 from aggregator.request.vector import Vector
 from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.calls import call_of
 from aggregator.sources.calls.load import Holders
-from aggregator.sources.grpc.reading import Context, GrpcCalls, answering
+from aggregator.sources.grpc.reading import Context, GrpcCalls, RpcMethod, answering
 from aggregator.sources.grpc.stream import OVER, OpenStream
 from aggregator.sources.wire.encode import is_large
 from aggregator.sources.wire.values import encode
@@ -53,14 +53,14 @@ class EmbeddingsService:
         self,
         calls: GrpcCalls,
         models: Models,
-        tracing: Tracing,
+        telemetry: CallTelemetry,
         *,
         stream_window: int = 256,
         stream_age_s: float = 270.0,
     ) -> None:
         self._calls = calls
         self._models = models
-        self._tracing = tracing
+        self._telemetry = telemetry
         self._stream_window = stream_window
         self._stream_age_s = stream_age_s
         self._streams: dict[OpenStream, Holders] = {}
@@ -68,9 +68,7 @@ class EmbeddingsService:
 
     async def embed(self, context: Context) -> bytes | Failure:
         calls = self._calls
-        request = await calls.receive(context)
-        with self._tracing.serve(SERVICE, "Embed", request.traceparent):
-            return await answer(calls, request)
+        return await answer(calls, await calls.receive(context))
 
     async def embed_stream(self, context: Context) -> Failure | None:
         """EmbedStream: many requests, answered as they complete; reading pauses while the window is full."""
@@ -84,8 +82,7 @@ class EmbeddingsService:
         self._streams[stream] = identity.holders
         age = asyncio.get_running_loop().call_later(self._stream_age_s, stream.end)
         try:
-            with self._tracing.serve(SERVICE, "EmbedStream", identity.traceparent):
-                await stream.serve(context)
+            await stream.serve(context)
         finally:
             age.cancel()
             self._close(stream)
@@ -140,9 +137,10 @@ class EmbeddingsService:
 
         Messages come as bytes, and only when a call reads them: on the wire, a unary call is a stream of one message.
         """
+        method = partial(RpcMethod, self._telemetry, SERVICE)
         handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            "Embed": grpc.stream_unary_rpc_method_handler(answering(self.embed)),
-            "EmbedStream": grpc.stream_stream_rpc_method_handler(answering(self.embed_stream)),
-            "ListModels": grpc.stream_unary_rpc_method_handler(answering(self.list_models)),
+            "Embed": grpc.stream_unary_rpc_method_handler(answering(self.embed, method("Embed"))),
+            "EmbedStream": grpc.stream_stream_rpc_method_handler(answering(self.embed_stream, method("EmbedStream"))),
+            "ListModels": grpc.stream_unary_rpc_method_handler(answering(self.list_models, method("ListModels"))),
         }
         return grpc.method_handlers_generic_handler(SERVICE, handlers)

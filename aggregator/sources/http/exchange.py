@@ -13,11 +13,8 @@ from math import ceil, inf
 from typing import Any
 from urllib.parse import unquote
 
-from opentelemetry.trace import INVALID_SPAN, Span
-
 from aggregator.errors import InvalidRequest, shown
-from aggregator.observability.metrics import Metrics
-from aggregator.observability.tracing import mark_failed
+from aggregator.observability.calls import CANCELLED, CallTelemetry, HttpCall
 from aggregator.sources.calls.callers import CertificateNames, Identity
 from aggregator.sources.calls.calls import failure_of
 from aggregator.sources.calls.load import Room
@@ -31,7 +28,7 @@ _SPIFFE = "spiffe://"
 class Responses:
     """The state that the responses of all connections share; `drains`: each is the last of its connection."""
 
-    metrics: Metrics
+    telemetry: CallTelemetry
     drains: bool = False
 
 
@@ -52,7 +49,7 @@ class Exchange:
     identity: Identity
     repeated: tuple[str, ...] = ()
     room: Room | None = None
-    span: Span = INVALID_SPAN
+    call: HttpCall | None = None
     started_s = 0.0
     deadline_s = inf
     serve: Callable[[Exchange], None] | None = None
@@ -107,6 +104,12 @@ class Exchange:
         if isinstance(self.body, bytes):
             self.body = bytearray(self.body)
         self.body += data
+
+    def trace(self, route: str) -> None:
+        """Open its span; `route`: the pattern of its path, empty if there is none."""
+        secure = self._transport.get_extra_info("sslcontext") is not None
+        trace = self.header(b"traceparent")
+        self.call = self._responses.telemetry.http(self.method, self.path, route, trace, secure=secure)
 
     def take_body(self) -> bytes:
         """The whole body, which is not kept."""
@@ -191,26 +194,29 @@ class Exchange:
         if self.room is not None:
             self.room.leave()
             self.room = None
-        if self.span is not INVALID_SPAN:
-            self.span.end()
-            self.span = INVALID_SPAN
+        if self.call is not None:
+            self.call.end()
+            self.call = None
         self.on_gone = self.on_late = self.serve = None
 
     # The response.
 
     def fail(self, error: Exception) -> None:
         """Answer with an error. After the head of a stream it can only end the connection."""
-        if self.span is not INVALID_SPAN:
-            mark_failed(self.span, error)
         if isinstance(error, ConnectionError):
-            return
-        if self.is_answered:
-            failure_of(error)
+            self.failed_late(CANCELLED)
+        elif self.is_answered:
+            self.failed_late(failure_of(error).code.name)
             self._transport.abort()
         elif isinstance(error, HttpError):
             self.answer(*described_error(error), closes=error.closes)
         else:
             self.answer(*described(failure_of(error)))
+
+    def failed_late(self, code: str) -> None:
+        """It failed with this code after its status was sent."""
+        if self.call is not None:
+            self.call.failed(code)
 
     def answer(self, status: int, body: bytes, headers: Mapping[str, str], *, closes: bool = False) -> None:
         """Write the whole response, unless there is one already or the caller is gone."""
@@ -262,7 +268,9 @@ class Exchange:
         self._on_answered()
 
     def _head(self, status: int, lines: str, *, closes: bool) -> bytes:
-        self._responses.metrics.http_responses.add(1, str(status))
+        self._responses.telemetry.metrics.http_responses.add(1, str(status))
+        if self.call is not None:
+            self.call.status = status
         self.is_answered = True
         self.keeps_alive = self.keeps_alive and not closes and not self._responses.drains
         if not self.keeps_alive:

@@ -15,6 +15,7 @@ from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Models, ServedTask
 from aggregator.admission.sequences import most_characters
 from aggregator.errors import Code, ModelUnavailable, TokenbatchError
+from aggregator.observability.calls import CallTelemetry
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Defaults, Request
 from aggregator.scheduler.work_item import Task
@@ -109,9 +110,8 @@ class OpenAIService:
     def __init__(self, calls: HttpCalls, models: Models, tracing: Tracing, *, trusts_token_ids: bool) -> None:
         self.calls = calls
         self.metrics = calls.load.metrics
-        self.responses = Responses(self.metrics)
+        self.responses = Responses(CallTelemetry(tracing, self.metrics))
         self._models = models
-        self._tracing = tracing
         revisions = Revisions(models)
         embeddings = EmbeddingsReader(revisions, trusts_token_ids=trusts_token_ids)
         generation = GenerationReader(revisions, trusts_token_ids=trusts_token_ids)
@@ -136,8 +136,10 @@ class OpenAIService:
     def open(self, exchange: Exchange) -> None:
         """Its head is there: answer a GET, else set how it is served once its body is there. Raises TokenbatchError."""
         path, route = exchange.path, self._routes.get(exchange.path)
+        pattern = path if route is not None else ""
         if route is None and path.startswith("/v1/models/"):
-            route = "GET", self._show_model
+            pattern, route = "/v1/models/{model}", ("GET", self._show_model)
+        exchange.trace(pattern)
         if route is None:
             known = ", ".join(f"{method} {path}" for path, (method, _) in self._routes.items())
             raise HttpError(404, "unknown_url", f"there is no {exchange.method} {path}: the routes are {known}")
@@ -182,7 +184,6 @@ class OpenAIService:
         if call.is_over(request):
             call.complete(request)
             return
-        exchange.span = self._tracing.serve_http(exchange.path, request.traceparent)
         exchange.on_gone = partial(self.calls.give_up, request)
         exchange.on_late = partial(self._give_up, exchange, request)
         self.calls.submit(request)
@@ -222,7 +223,6 @@ class OpenAIService:
         data = exchange.take_body()
         asked = data, exchange.identity, exchange.deadline_s, room, decoded
         request = await calls.take_in_slow_lane(*asked) if takes_long(data) else calls.take(*asked)
-        exchange.span = self._tracing.serve_http(exchange.path, request.traceparent)
         calls.submit(request)
         try:
             await self._write_texts(exchange, request)
@@ -254,6 +254,8 @@ class OpenAIService:
                     await exchange.write(event)
                 if not done:
                     await call.news()
+            if request.failure is not None:
+                exchange.failed_late(request.failure.code.name)
             exchange.end_stream()
 
     def _tokenizer_of(self, request: Request) -> Callable[[], Tokenizer]:

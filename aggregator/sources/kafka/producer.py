@@ -18,6 +18,7 @@ from typing import Any
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka import errors as kafka_errors
 
+from aggregator.observability.tracing import Tracing
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.aiokafka_internals import abandon_producer, space_metadata_updates
 from aggregator.sources.kafka.connection import client_options, topic_partitions
@@ -64,8 +65,14 @@ def new_client(settings: KafkaSettings) -> Any:
 class KafkaProducer:
     """Writes replies, deltas and dead letters."""
 
-    def __init__(self, settings: KafkaSettings, client: Callable[[KafkaSettings], Any] = new_client) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        client: Callable[[KafkaSettings], Any] = new_client,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._writer = Writer(settings, client)
+        self._tracing = tracing or Tracing()
         self._queues: dict[TopicPartition, deque[_Waiting]] = {}
         self._tasks: set[asyncio.Future[Any]] = set()
         self._sending = 0
@@ -93,17 +100,19 @@ class KafkaProducer:
         self._sending += 1
         self._idle.clear()
         try:
-            for topic, positions in by_topic.items():
-                known = self._writer.known_partitions(topic)
-                if known:
-                    self._put_all(pending, topic, positions, records, known)
-                else:
-                    pending[self._task(self._writer.partitions(topic))] = topic, positions
-            while pending:
-                done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                delivered = [result for each in done for result in self._done(pending, each, records)]
-                if delivered:
-                    yield delivered
+            with self._tracing.send({topic: len(positions) for topic, positions in by_topic.items()}) as refused:
+                for topic, positions in by_topic.items():
+                    known = self._writer.known_partitions(topic)
+                    if known:
+                        self._put_all(pending, topic, positions, records, known)
+                    else:
+                        pending[self._task(self._writer.partitions(topic))] = topic, positions
+                while pending:
+                    done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                    delivered = [result for each in done for result in self._done(pending, each, records)]
+                    _mark_refused(refused, delivered, records)
+                    if delivered:
+                        yield delivered
         finally:
             for each in pending:
                 each.cancel()
@@ -308,6 +317,14 @@ class Writer:
             return None
         missing: Exception = kafka_errors.UnknownTopicOrPartitionError(f"{tp.topic} has no partition {tp.partition}")
         return missing
+
+
+def _mark_refused(
+    refused: Callable[[str, Exception], None], delivered: Delivered, records: Sequence[OutgoingRecord]
+) -> None:
+    for position, error in delivered:
+        if error is not None:
+            refused(records[position].topic, error)
 
 
 def _now_s() -> float:

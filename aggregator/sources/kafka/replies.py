@@ -22,7 +22,6 @@ from aiokafka.errors import (
 
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics, Unwritten
-from aggregator.observability.tracing import Tracing
 from aggregator.request.request import KAFKA, Failure, Request
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.decode import Refused, ReplyRoute, origin_of, record_of, reply_id
@@ -57,7 +56,6 @@ class Outcomes:
     dead_letters: DeadLetters
     deltas: Deltas
     metrics: Metrics
-    tracing: Tracing
     clock: Callable[[], float]
 
     async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
@@ -69,7 +67,7 @@ class Outcomes:
         last_deltas = self.deltas.end(live)
         left = dict.fromkeys(requests)
         if live:
-            with contextlib.suppress(ProducerClosed), self.tracing.send(self.settings.reply_topic, len(live)):
+            with contextlib.suppress(ProducerClosed):
                 replies = encode_replies(live, self.settings.group_id, self.clock())
                 async for delivered in self.producer.send(replies):
                     for position, error in delivered:

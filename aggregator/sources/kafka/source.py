@@ -76,7 +76,6 @@ class KafkaSource(Source):
             dead_letters=self._dead_letters,
             deltas=self._deltas,
             metrics=metrics,
-            tracing=tracing,
             clock=clock,
         )
         self._metrics = metrics
@@ -139,7 +138,7 @@ class KafkaSource(Source):
             if not in_flight_records:
                 self._large.close()
                 return ()
-            with self._tracing.receive(in_flight_records[0].topic, len(in_flight_records)):
+            with self._tracing.receive(in_flight.topic for in_flight in in_flight_records):
                 now_s, wall_s = self._clock(), self._wall_clock()
                 large = [
                     Fetched(in_flight, now_s, wall_s)

@@ -8,6 +8,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import INVALID_SPAN, SpanKind, StatusCode, Tracer
 
+from aggregator.errors import Code
 from aggregator.observability.tracing import Tracing, remote_span
 from aggregator.request import request as names
 from aggregator.request.request import Request
@@ -85,7 +86,7 @@ def _id(span: ReadableSpan) -> int:
 def test_kafka_spans_follow_the_messaging_conventions(
     tracing: Tracing, exporter: InMemorySpanExporter, operation: str, kind: SpanKind
 ) -> None:
-    with getattr(tracing, operation)("topic", 5):
+    with tracing.receive(["topic"] * 5) if operation == "receive" else tracing.send({"topic": 5}):
         pass
     span = only(exporter)
     assert (span.name, span.kind) == (f"{operation} topic", kind)
@@ -96,7 +97,7 @@ def test_kafka_spans_follow_the_messaging_conventions(
 
 
 def test_a_call_is_a_child_of_its_batch_and_names_the_server(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
-    with process(tracing), tracing.embeddings("m", "10.0.0.1:50061", tokens=9, dimensions=384):
+    with process(tracing), tracing.step("m", "embed", "10.0.0.1:50061", tokens=9, dimensions=384):
         sent = remote_span(tracing.traceparent())
     call, batch = exporter.get_finished_spans()
     assert call.parent is not None
@@ -105,11 +106,11 @@ def test_a_call_is_a_child_of_its_batch_and_names_the_server(tracing: Tracing, e
     assert sent.span_id == _id(call)
     attributes = call.attributes or {}
     assert (attributes["server.address"], attributes["server.port"]) == ("10.0.0.1", 50061)
-    assert attributes["rpc.method"] == "EmbedBatch"
+    assert attributes["rpc.method"] == "modelserver.v1.ModelServer/EmbedBatch"
 
 
 def test_a_batch_on_its_server_is_an_embeddings_operation(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
-    with tracing.embeddings("m", "10.0.0.1:50061", tokens=9, dimensions=384):
+    with tracing.step("m", "embed", "10.0.0.1:50061", tokens=9, dimensions=384):
         pass
     span = only(exporter)
     assert (span.name, span.kind) == ("embeddings m", SpanKind.CLIENT)
@@ -123,29 +124,46 @@ def test_a_batch_on_its_server_is_an_embeddings_operation(tracing: Tracing, expo
     }
 
 
+@pytest.mark.parametrize("kind", ["rank", "classify"])
+def test_a_batch_of_scores_is_no_embeddings_operation(
+    tracing: Tracing, exporter: InMemorySpanExporter, kind: str
+) -> None:
+    with tracing.step("m", kind, "10.0.0.1:50061", tokens=9, dimensions=1) as answered:
+        answered("OK")
+    span = only(exporter)
+    assert span.name == f"{kind} m"
+    attributes = span.attributes or {}
+    assert attributes["gen_ai.operation.name"] == kind
+    assert "gen_ai.embeddings.dimension.count" not in attributes
+    assert attributes["rpc.response.status_code"] == "OK"
+
+
+def test_each_topic_of_a_write_has_a_span_and_its_own_refusals(
+    tracing: Tracing, exporter: InMemorySpanExporter
+) -> None:
+    with tracing.send({"embed.replies.v1": 2, "rank.replies.v1": 1}) as refused:
+        refused("rank.replies.v1", KeyError("a secret"))
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    assert [*spans] == ["send embed.replies.v1", "send rank.replies.v1"]
+    failed = spans["send rank.replies.v1"]
+    assert (failed.attributes or {})["error.type"] == "KeyError"
+    assert failed.status.status_code is StatusCode.ERROR
+    assert failed.parent is None
+    assert "error.type" not in (spans["send embed.replies.v1"].attributes or {})
+
+
 def test_an_answered_call_continues_its_callers_trace(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
-    with tracing.serve("embedding.v1.Embeddings", "Embed", PARENT):
-        pass
-    with tracing.serve("embedding.v1.Embeddings", "Embed", None):
-        pass
+    tracing.serve("embedding.v1.Embeddings/Embed", {}, PARENT).end()
+    tracing.serve("embedding.v1.Embeddings/Embed", {}, None).end()
     continued, fresh = exporter.get_finished_spans()
     assert continued.parent == remote_span(PARENT)
     assert fresh.parent is None
 
 
-def test_a_request_over_http_continues_its_callers_trace(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
-    with tracing.serve_http("/v1/embeddings", PARENT):
-        pass
-    span = only(exporter)
-    assert (span.name, span.kind) == ("POST /v1/embeddings", SpanKind.SERVER)
-    assert span.parent == remote_span(PARENT)
-    assert span.attributes == {"http.request.method": "POST", "http.route": "/v1/embeddings"}
-
-
 def test_a_failure_is_marked_by_its_type_and_never_by_its_words(
     tracing: Tracing, exporter: InMemorySpanExporter
 ) -> None:
-    with pytest.raises(ValueError, match="a query's text"), tracing.receive("topic", 1):
+    with pytest.raises(ValueError, match="a query's text"), tracing.receive(["topic"]):
         raise ValueError("a query's text")
     span = only(exporter)
     assert span.status.status_code is StatusCode.ERROR
@@ -161,9 +179,11 @@ def test_without_an_exporter_nothing_is_made_and_no_request_is_read() -> None:
     tracing = Tracing()
     with tracing.process("m", "b", queries=1, tokens=1, attempt=0, requests=Unread()):
         assert tracing.traceparent() is None
-    one, two = tracing.receive("t", 1), tracing.send("t", 1)
-    assert one is two is tracing.embeddings("m", "a:1", tokens=1, dimensions=1) is tracing.serve("s", "m", PARENT)
-    assert tracing.serve_http("/v1/embeddings", PARENT) is INVALID_SPAN
+    assert tracing.receive("t") is tracing.send({"t": 1})
+    with tracing.step("m", "embed", "a:1", tokens=1, dimensions=1) as answered:
+        answered("OK")
+        tracing.failed(Code.INTERNAL)
+    assert tracing.serve("s/m", {}, PARENT) is INVALID_SPAN
 
 
 @pytest.mark.parametrize(

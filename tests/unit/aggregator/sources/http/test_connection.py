@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,11 +12,14 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_exceptions import BadHttpMessage
 from aiohttp.http_parser import HttpRequestParser
 
+from aggregator.observability.calls import CallTelemetry
 from aggregator.observability.metrics import Metrics
+from aggregator.observability.tracing import Tracing
 from aggregator.sources.http.calls import Connections
 from aggregator.sources.http.connection import Connection
 from aggregator.sources.http.exchange import Exchange, Responses
 from aggregator.sources.http.service import OpenAIService
+from k8s.pod.metrics_buffer import MetricsBuffer
 
 POST = b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\n"
 Seen = tuple[str, bytes, dict[bytes, bytes], bytes, bool]
@@ -53,8 +55,7 @@ class Service:
     def __init__(self, *, goes_on: bool = True) -> None:
         self.goes_on = goes_on
         self.calls = self
-        metrics = SimpleNamespace(http_responses=SimpleNamespace(add=lambda *_: None))
-        self.responses = Responses(cast("Metrics", metrics))
+        self.responses = Responses(CallTelemetry(Tracing(), Metrics(MetricsBuffer())))
         self.served: list[Exchange] = []
         self.seen: list[Seen] = []
 
