@@ -88,6 +88,51 @@ print(json.dumps({
     "query": query.results[0].embeddings,
 }))
 """
+COHERE_1 = """
+import cohere
+client = cohere.Client(api_key="none", base_url=url)
+many = texts * 100  # more than go into one call of its
+plain = client.embed(texts=many, model=model, input_type="search_query")
+types = ["float", "int8", "uint8", "binary", "ubinary"]
+vectors = client.embed(texts=texts, model=model, input_type="search_query", embedding_types=types).embeddings
+ranked = client.rerank(model="ranker", query=texts[0], documents=[{"text": each} for each in texts[1:]], top_n=3)
+print(json.dumps({
+    "plain": plain.embeddings[-len(texts):],
+    "count": len(plain.embeddings),
+    **{name: getattr(vectors, "float_" if name == "float" else name) for name in types},
+    "ranked": [[each.index, each.relevance_score] for each in ranked.results],
+}))
+"""
+LANGCHAIN = """
+from langchain_cohere import CohereEmbeddings, CohereRerank
+found = CohereEmbeddings(model=model, cohere_api_key="none", base_url=url)
+print(json.dumps({"documents": found.embed_documents(texts), "query": found.embed_query(texts[0])}))
+"""
+LITELLM = """
+import litellm
+query, *documents = texts
+found = []
+for route, base in (
+    ("voyage", url + "/v1"), ("cohere", url), ("jina_ai", url + "/v1"), ("hosted_vllm", url), ("infinity", url)
+):
+    for fields in ({}, {"top_n": 3}):
+        answer = litellm.rerank(
+            f"{route}/ranker", query, documents + [""], api_base=base, api_key="none", **fields
+        )
+        found.append([route, [[each["index"], each["relevance_score"]] for each in answer.results][:3]])
+embedded = [
+    litellm.embedding(f"{route}/{model}", input=texts, api_base=base, api_key="none", **fields).data
+    for route, base, fields in (
+        ("voyage", url + "/v1/embeddings", {}),
+        ("cohere", url + "/v1/embed", {"input_type": "search_query"}),
+        ("cohere", url + "/v2/embed", {"input_type": "search_query"}),
+        ("openai", url + "/v1", {}),
+        ("hosted_vllm", url + "/v1", {}),
+        ("jina_ai", url + "/v1/embeddings", {}),
+    )
+]
+print(json.dumps([found, [[each["embedding"] for each in data] for data in embedded]]))
+"""
 LONG = """
 import voyageai, cohere
 long = ["rain " * 5000]
@@ -163,6 +208,32 @@ def test_cohere_s_client_gets_every_type_at_once(stack: Stack) -> None:
     for name, each in quantized(vectors).items():
         assert found[name] == each
     assert found["tokens"] > len(TEXTS)
+
+
+def test_version_1_of_cohere_s_client_gets_the_same(stack: Stack) -> None:
+    right = vectors_by_grpc(stack)
+    found = json.loads(run(COHERE_1, stack))
+    assert exact(found["plain"]) == exact(found["float"]) == right
+    assert found["count"] == 100 * len(TEXTS)
+    vectors = np.array([np.frombuffer(each, "<f4") for each in right])
+    for name in ("int8", "uint8", "binary", "ubinary"):
+        assert found[name] == quantized(vectors)[name]
+    assert found["ranked"] == ranked_by_grpc(stack)
+
+
+def test_langchain_s_embeddings_of_cohere_are_grpc_s(stack: Stack) -> None:
+    right = vectors_by_grpc(stack)
+    found = json.loads(run(LANGCHAIN, stack, environment="tools"))
+    assert exact(found["documents"]) == right
+    assert exact([found["query"]]) == right[:1]
+
+
+def test_every_route_of_litellm_ranks_and_embeds(stack: Stack) -> None:
+    ranked, embedded = json.loads(run(LITELLM, stack))
+    for route, found in ranked:
+        assert found == ranked_by_grpc(stack), route
+    for vectors in embedded:
+        np.testing.assert_allclose(vectors, [np.frombuffer(each, "<f4") for each in vectors_by_grpc(stack)], atol=1e-6)
 
 
 def test_each_reads_the_refusal_of_a_text_that_is_too_long(stack: Stack) -> None:

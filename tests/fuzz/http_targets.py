@@ -14,12 +14,13 @@ from aggregator.request.request import Defaults, Failure, Request
 from aggregator.request.vector import CompletedBatch, Vector
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.calls import Call
-from aggregator.sources.http.answer import Answer
-from aggregator.sources.http.embeddings import EmbeddingsReader, read_documents, read_embed
+from aggregator.sources.http.answer import Answer, Read
+from aggregator.sources.http.embeddings import EmbeddingsReader
 from aggregator.sources.http.errors import described
+from aggregator.sources.http.forms.cohere import read_embed
+from aggregator.sources.http.forms.voyage import read_documents
 from aggregator.sources.http.generation import DONE, ChatRequest, CompletionRequest, GenerationReader, GenerationWriter
 from aggregator.sources.http.scores import read_classify, read_rerank, read_score
-from aggregator.sources.http.service import Read
 from aggregator.sources.wire.message import Message
 from aggregator.sources.wire.values import decode_request
 from protos.generation.v1 import generation_pb2 as pb
@@ -59,7 +60,7 @@ def check_embeddings(data: bytes) -> None:
 
 def check_cohere(data: bytes) -> None:
     """A body of /v2/embed."""
-    _check_read(read_embed, data)
+    _check_read(partial(read_embed, version=1 + len(data) % 2), data)
 
 
 def check_documents(data: bytes) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, cast
 
 import msgspec
 
 from aggregator.errors import Code
-from aggregator.request.request import Failure, Request
+from aggregator.request.request import Defaults, Failure, Request
 from aggregator.request.vector import Vector
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.exchange import MAX_ID_CHARACTERS
 from aggregator.sources.wire.encode import is_large
+from aggregator.sources.wire.message import Message
 from protos.embedding.v1 import embedding_pb2 as pb
 
 PRIORITIES = {
@@ -110,6 +112,10 @@ class Answer(ABC):
         if len(outcomes) == 1:
             return replace(failure, message=message, field=self.inputs)
         return replace(failure, message=f"{self.inputs}[{index}]: {message}", field=f"{self.inputs}[{index}]")
+
+
+Read = Callable[[bytes, Defaults, str], tuple[Message, Answer]]
+"""Reads a body: a message, and how its request is answered. Raises TokenbatchError."""
 
 
 def token_count(request: Request) -> int:

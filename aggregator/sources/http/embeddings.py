@@ -1,4 +1,4 @@
-"""Read the bodies of /v1/embeddings, as OpenAI's, vLLM's and Voyage's clients send it, and of Cohere's /v2/embed."""
+"""Read the bodies of /v1/embeddings, as OpenAI's, vLLM's and Voyage's clients send it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from aggregator.scheduler.work_item import Task
 from aggregator.sources.http.answer import AskedPriority, Ignored, checked_id, priority_of
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode_body
-from aggregator.sources.http.vectors import DocumentList, VectorList, VectorsByType
+from aggregator.sources.http.vectors import VectorList
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS
 from aggregator.sources.wire.fields import MAX_INT32
 from protos.embedding.v1 import embedding_pb2 as pb
 
-_INPUT_TYPES = {
+INPUT_TYPES = {
     None: pb.INPUT_TYPE_UNSPECIFIED,
     "query": pb.INPUT_TYPE_QUERY,
     "document": pb.INPUT_TYPE_DOCUMENT,
@@ -31,7 +31,9 @@ FOREIGN_IDS = (
     " check_embedding_ctx_length=False. For ids of the model's own tokenizer, name it in the field tokenizer"
     " (GET /v1/models shows it)"
 )
-_Number = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT32)]
+FEWER_CHUNKS = "fewer chunks of the document at once"
+"""What helps a document in chunks that is too long."""
+Number = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT32)]
 
 
 class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +42,7 @@ class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
     input: msgspec.Raw
     model: str | None = None
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
-    dimensions: _Number | None = None
+    dimensions: Number | None = None
     user: str | None = None
     truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT32)] | None = None
     truncation_side: Literal["left", "right"] | None = None
@@ -53,7 +55,7 @@ class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
     use_activation: bool | None = None
     truncation: bool | None = None
     output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
-    output_dimension: _Number | None = None
+    output_dimension: Number | None = None
     input_type: Literal["query", "document"] | None = None
     normalize: bool | None = None
     tokenizer: str | None = None
@@ -67,7 +69,7 @@ class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
             dtype = "float16"
         found = VectorList(self.ignored(), dtype, encoding_format, is_swapped=self.endianness == "big")
         if self.late_chunking:
-            found.remedy = DocumentList.remedy
+            found.remedy = FEWER_CHUNKS
         return found
 
     def truncated(self) -> pb.Truncate:
@@ -134,7 +136,7 @@ class EmbeddingsReader:
             request_id=checked_id(asked.request_id) or request_id,
             model=asked.model or "",
             inputs=self._inputs(asked, defaults.max_inputs),
-            input_type=_INPUT_TYPES[asked.input_type],
+            input_type=INPUT_TYPES[asked.input_type],
             priority=priority_of(asked.priority, defaults.priority),
             dimensions=asked.dimensions or asked.output_dimension or 0,
             encoding=answer.encoding,
@@ -204,104 +206,3 @@ def check_size(raw: bytes, max_inputs: int) -> None:
         raise FieldError(f"at least {inputs} inputs: at most {max_inputs} are taken", "input")
     if not quotes and raw.count(b",") > MAX_TOKEN_IDS + max_inputs:
         raise FieldError(f"more than {MAX_TOKEN_IDS} token ids: send fewer in one request", "input")
-
-
-class DocumentsBody(Ignored, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/contextualizedembeddings`, as Voyage has it: the chunks of each document."""
-
-    inputs: Annotated[list[list[str]], msgspec.Meta(min_length=1)]
-    model: str | None = None
-    input_type: Literal["query", "document"] | None = None
-    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
-    output_dimension: _Number | None = None
-    encoding_format: Literal["base64"] | None = None
-    priority: AskedPriority = None
-
-
-_DOCUMENTS_BODY = msgspec.json.Decoder(DocumentsBody)
-
-
-def read_documents(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.EmbedRequest, DocumentList]:
-    """The message for a body, and how it is answered. A query by itself is embedded whole. Raises FieldError."""
-    asked = decode_body(_DOCUMENTS_BODY, data)
-    chunks = sum(map(len, asked.inputs))
-    if chunks > defaults.max_inputs:
-        raise FieldError(f"{chunks} chunks: at most {defaults.max_inputs} are taken", "inputs")
-    answer = DocumentList(asked.ignored(), asked.output_dtype or "float", asked.encoding_format or "float")
-    message = pb.EmbedRequest(
-        request_id=request_id,
-        model=asked.model or "",
-        inputs=[
-            pb.Input(text=texts[0])
-            if asked.input_type == "query" and len(texts) == 1
-            else pb.Input(chunks=pb.Chunks(texts=texts))
-            for texts in asked.inputs
-        ],
-        input_type=_INPUT_TYPES[asked.input_type],
-        priority=priority_of(asked.priority, defaults.priority),
-        dimensions=asked.output_dimension or 0,
-        encoding=answer.encoding,
-    )
-    return message, answer
-
-
-_COHERE_INPUT_TYPES = {
-    None: pb.INPUT_TYPE_UNSPECIFIED,
-    "search_query": pb.INPUT_TYPE_QUERY,
-    "search_document": pb.INPUT_TYPE_DOCUMENT,
-    "classification": pb.INPUT_TYPE_UNSPECIFIED,
-    "clustering": pb.INPUT_TYPE_UNSPECIFIED,
-}
-_COHERE_TRUNCATE = {"NONE": pb.TRUNCATE_NONE, "START": pb.TRUNCATE_START, "END": pb.TRUNCATE_END}
-_CohereType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
-_COHERE_TYPES = 6
-"""The most that a request may name: a response has each type once."""
-
-
-class _Content(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of an input: images are refused."""
-
-    type: Literal["text"]
-    text: str
-
-
-class _Input(msgspec.Struct, forbid_unknown_fields=True):
-    content: Annotated[list[_Content], msgspec.Meta(min_length=1, max_length=1)]
-
-
-class EmbedBody(Ignored, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v2/embed`."""
-
-    model: str | None = None
-    input_type: Literal["search_query", "search_document", "classification", "clustering"] | None = None
-    texts: list[str] | None = None
-    inputs: list[_Input] | None = None
-    max_tokens: _Number | None = None
-    output_dimension: _Number | None = None
-    embedding_types: Annotated[list[_CohereType], msgspec.Meta(max_length=_COHERE_TYPES)] | None = None
-    truncate: Literal["NONE", "START", "END"] | None = None
-    priority: AskedPriority = None
-
-
-_EMBED_BODY = msgspec.json.Decoder(EmbedBody)
-
-
-def read_embed(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.EmbedRequest, VectorsByType]:
-    """The message for a body, and how it is answered. Raises FieldError."""
-    asked = decode_body(_EMBED_BODY, data)
-    if bool(asked.texts) == bool(asked.inputs):
-        raise FieldError("expected at least one text, in either texts or inputs", "texts")
-    texts = asked.texts or [each.content[0].text for each in asked.inputs or ()]
-    if len(texts) > defaults.max_inputs:
-        raise FieldError(f"{len(texts)} texts: at most {defaults.max_inputs} are taken", "texts")
-    message = pb.EmbedRequest(
-        request_id=request_id,
-        model=asked.model or "",
-        inputs=[pb.Input(text=text) for text in texts],
-        input_type=_COHERE_INPUT_TYPES[asked.input_type],
-        priority=priority_of(asked.priority, defaults.priority),
-        dimensions=asked.output_dimension or 0,
-        truncate=_COHERE_TRUNCATE[asked.truncate or "END"],
-        truncate_to=asked.max_tokens or 0,
-    )
-    return message, VectorsByType(asked.ignored(), list(dict.fromkeys(asked.embedding_types or ["float"])), texts)

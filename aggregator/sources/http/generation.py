@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
 from aggregator.request.generation import Generation
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority, Task
-from aggregator.sources.http.answer import AskedPriority, priority_of
+from aggregator.sources.http.answer import AskedPriority, TextPart, priority_of
 from aggregator.sources.http.embeddings import FOREIGN_IDS, Revisions, check_nesting
 from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.json_body import decode_body
@@ -75,18 +75,11 @@ class CompletionRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     tokenizer: str | None = None
 
 
-class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     """A message of a chat."""
 
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | list[TextPart] | None = None
     name: str | None = None
 
 

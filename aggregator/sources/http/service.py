@@ -23,14 +23,14 @@ from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, GenerationCall, call_of
 from aggregator.sources.calls.load import Room
-from aggregator.sources.http.answer import Answer
+from aggregator.sources.http.answer import Answer, Read
 from aggregator.sources.http.calls import HttpCalls
-from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions, read_documents, read_embed
+from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions
 from aggregator.sources.http.errors import FieldError, HttpError, described
 from aggregator.sources.http.exchange import Exchange, Responses
+from aggregator.sources.http.forms.routes import ROUTES
 from aggregator.sources.http.generation import ChatRequest, CompletionRequest, GenerationReader, GenerationWriter
 from aggregator.sources.http.json_body import decode_body, takes_long
-from aggregator.sources.http.scores import read_classify, read_rerank, read_score
 from aggregator.sources.wire.message import Message
 from aggregator.tokenizers.tokenizer import Tokenizer
 from protos.generation.v1.generation_pb2 import GenerateRequest
@@ -61,8 +61,6 @@ class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
 TOKENIZE, DETOKENIZE = msgspec.json.Decoder(Tokenize), msgspec.json.Decoder(Detokenize)
 
 Serve = Callable[[Exchange], None]
-Read = Callable[[bytes, Defaults, str], tuple[Message, Answer]]
-"""Reads a body: a message, and how its request is answered. Raises TokenbatchError."""
 ReadGeneration = Callable[[bytes, Defaults, str], tuple[GenerateRequest, CompletionRequest | ChatRequest]]
 
 
@@ -117,14 +115,7 @@ class OpenAIService:
         generation = GenerationReader(revisions, trusts_token_ids=trusts_token_ids)
         self._routes: dict[str, tuple[str, Serve]] = {
             "/v1/embeddings": ("POST", partial(self._serve, embeddings)),
-            "/v1/contextualizedembeddings": ("POST", partial(self._serve, read_documents)),
-            "/v2/embed": ("POST", partial(self._serve, read_embed)),
-            "/rerank": ("POST", partial(self._serve, partial(read_rerank, returns_documents=True))),
-            "/v1/rerank": ("POST", partial(self._serve, partial(read_rerank, returns_documents=True))),
-            "/v2/rerank": ("POST", partial(self._serve, partial(read_rerank, returns_documents=False))),
-            "/score": ("POST", partial(self._serve, read_score)),
-            "/v1/score": ("POST", partial(self._serve, read_score)),
-            "/classify": ("POST", partial(self._serve, read_classify)),
+            **{path: ("POST", partial(self._serve, read)) for path, read in ROUTES.items()},
             "/v1/completions": ("POST", partial(self._generate, generation.completion)),
             "/v1/chat/completions": ("POST", partial(self._generate, generation.chat)),
             "/tokenize": ("POST", self._tokenize),

@@ -1,10 +1,10 @@
-"""Write vectors as OpenAI's, vLLM's, Voyage's and Cohere's clients read them."""
+"""Write vectors as OpenAI's, vLLM's and Voyage's clients read them."""
 
 from __future__ import annotations
 
 import json
 from binascii import b2a_base64
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from aggregator.request.vector import EncodedRows, Vector
 from aggregator.sources.http.answer import Answer, token_count
 from protos.embedding.v1 import embedding_pb2 as pb
 
-_MANY_FLOATS = 16_384
+MANY_FLOATS = 16_384
 """Written as decimal numbers on a thread: it takes some milliseconds."""
 _HALF_RANGE = 0x80  # turns the sign bit of a byte over, which adds 128 or takes it away
 
@@ -51,7 +51,7 @@ DTYPES = {
 }
 
 
-def _vectors(request: Request, dtype: Dtype) -> Iterator[tuple[EncodedRows, Vector]]:
+def vectors_of(request: Request, dtype: Dtype) -> Iterator[tuple[EncodedRows, Vector]]:
     """Each input's result with the encoded rows of its batch."""
     options = request.options
     rows: EncodedRows | None = None
@@ -64,9 +64,9 @@ def _vectors(request: Request, dtype: Dtype) -> Iterator[tuple[EncodedRows, Vect
         yield rows, outcome
 
 
-def _rows(request: Request, dtype: Dtype) -> Iterator[tuple[EncodedRows, int]]:
+def rows_of(request: Request, dtype: Dtype) -> Iterator[tuple[EncodedRows, int]]:
     """The place of each vector in the encoded rows of its batch."""
-    for rows, outcome in _vectors(request, dtype):
+    for rows, outcome in vectors_of(request, dtype):
         for row in outcome.rows:
             yield rows, row
 
@@ -94,13 +94,13 @@ class VectorList(Answer):
 
     @override
     def takes_long(self, request: Request) -> bool:
-        as_numbers = self._format == "float" and request.vector_count * request.options.dimensions > _MANY_FLOATS
+        as_numbers = self._format == "float" and request.vector_count * request.options.dimensions > MANY_FLOATS
         return as_numbers or super().takes_long(request)
 
     @override
     def write(self, request: Request) -> bytes:
         if self._format.startswith("bytes"):
-            return b"".join(self._bytes(rows, row) for rows, row in _rows(request, self._dtype))
+            return b"".join(self._bytes(rows, row) for rows, row in rows_of(request, self._dtype))
         return b"".join(self._pieces(request))
 
     def _pieces(self, request: Request) -> Iterator[bytes]:
@@ -113,7 +113,7 @@ class VectorList(Answer):
         )
 
     def _data(self, request: Request) -> Iterator[bytes]:
-        return self._listed(_rows(request, self._dtype))
+        return self._listed(rows_of(request, self._dtype))
 
     def _listed(self, vectors: Iterable[tuple[EncodedRows, int]]) -> Iterator[bytes]:
         before = b'[{"object":"embedding","index":'
@@ -143,7 +143,7 @@ class VectorList(Answer):
         """Describe the bytes as vLLM does."""
         data: list[dict[str, Any]] = []
         start = 0
-        for index, (rows, _) in enumerate(_rows(request, self._dtype)):
+        for index, (rows, _) in enumerate(rows_of(request, self._dtype)):
             end = start + rows.row_bytes
             data.append(
                 {
@@ -162,60 +162,3 @@ class VectorList(Answer):
 def _usage(request: Request) -> dict[str, int]:
     count = token_count(request)
     return {"prompt_tokens": count, "total_tokens": count}
-
-
-class DocumentList(VectorList):
-    """Voyage's form of documents in chunks: a list of the chunks' vectors for each."""
-
-    inputs = "inputs"
-    remedy = "fewer chunks of the document at once"
-
-    def __init__(self, ignored: str, dtype: str, encoding_format: str) -> None:
-        super().__init__(ignored, dtype, encoding_format, is_swapped=False)
-
-    @override
-    def _data(self, request: Request) -> Iterator[bytes]:
-        before = b'[{"object":"list","data":'
-        for index, (rows, document) in enumerate(_vectors(request, self._dtype)):
-            yield before
-            yield from self._listed((rows, row) for row in document.rows)
-            yield b',"index":%d' % index
-            before = b'},{"object":"list","data":'
-        yield b"}]"
-
-
-class VectorsByType(Answer):
-    """Cohere's form: the vectors of all texts in each type that was asked for, and the texts."""
-
-    inputs = "texts"
-    remedy = "set truncate to END"
-
-    def __init__(self, ignored: str, types: Sequence[str], texts: Sequence[str]) -> None:
-        super().__init__(ignored)
-        self._types = types
-        self._texts = texts
-
-    @override
-    def takes_long(self, request: Request) -> bool:
-        numbers = len(self._types) * len(request.outcomes) * request.options.dimensions
-        return numbers > _MANY_FLOATS or super().takes_long(request)
-
-    @override
-    def write(self, request: Request) -> bytes:
-        billed = {"input_tokens": token_count(request)}
-        return msgspec.json.encode(
-            {
-                "response_type": "embeddings_by_type",
-                "id": request.request_id,
-                "embeddings": {name: self._vectors(request, name) for name in self._types},
-                "texts": self._texts,
-                "meta": {"api_version": {"version": "2"}, "billed_units": billed, "tokens": billed},
-            }
-        )
-
-    def _vectors(self, request: Request, name: str) -> list[Any]:
-        if name == "base64":
-            found = _rows(request, DTYPES["float"])
-            return [b2a_base64(rows.row(row), newline=False).decode() for rows, row in found]
-        dtype = DTYPES[name]
-        return [dtype.numbers(rows, row) for rows, row in _rows(request, dtype)]

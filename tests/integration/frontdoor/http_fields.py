@@ -117,6 +117,13 @@ COHERE = [
     Field("max_tokens", 5),
     Field("priority", 1),
 ]
+COHERE_1 = [
+    Field("texts", ["a text"]),
+    Field("model", "minilm"),
+    Field("input_type", "search_query"),
+    Field("embedding_types", ["float", "int8"], "absent: a list of floats"),
+    Field("truncate", "NONE"),
+]
 RERANK = [
     Field("documents", ["a text", "another"]),
     Field("documents", [{"text": "a text"}]),
@@ -158,6 +165,7 @@ FORMS: list[tuple[str, str, dict[str, Any], list[Field]]] = [
     ("This server", "/v1/embeddings", {"input": _TEXTS}, OWN),
     ("Voyage", "/v1/contextualizedembeddings", {"inputs": [_TEXTS]}, DOCUMENTS),
     ("Cohere", "/v2/embed", {"texts": _TEXTS}, COHERE),
+    ("Cohere, version 1", "/v1/embed", {"texts": _TEXTS}, COHERE_1),
 ]
 _PAIRS = {"query": "a question", "documents": _TEXTS}
 SCORE_FORMS: list[tuple[str, str, dict[str, Any], list[Field]]] = [

@@ -69,6 +69,21 @@ async def test_cohere_gets_every_type_at_once() -> None:
         assert answer["meta"]["billed_units"]["input_tokens"] == by_openai["usage"]["total_tokens"]
 
 
+async def test_version_1_of_cohere_s_api_gets_a_list_of_floats_or_each_type() -> None:
+    async with http_door() as (_, session):
+        right = await floats(session)
+        body = {"model": "minilm", "texts": TEXTS, "input_type": "clustering", "truncate": "END"}
+        status, answer, headers = await post(session, "/v1/embed", body)
+        assert (status, answer["response_type"], answer["texts"]) == (200, "embeddings_floats", TEXTS)
+        assert np.array(answer["embeddings"], "<f4").tobytes() == right.tobytes()
+        assert (answer["id"], answer["meta"]["api_version"]) == (headers["x-request-id"], {"version": "1"})
+        _, answer, _ = await post(session, "/v1/embed", {**body, "embedding_types": ["float", "int8"]})
+        assert (answer["response_type"], list(answer["embeddings"])) == ("embeddings_by_type", ["float", "int8"])
+        assert answer["embeddings"]["int8"] == quantized(right, "int8")
+        _, answer, _ = await post(session, "/v2/embed", body)
+        assert (answer["response_type"], list(answer["embeddings"])) == ("embeddings_by_type", ["float"])
+
+
 COHERE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"input_type": "search_query"}, {"input_type": "query"}),
     ({"input_type": "search_document"}, {"input_type": "document"}),

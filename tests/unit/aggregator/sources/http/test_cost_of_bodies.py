@@ -13,7 +13,9 @@ import pytest
 from aggregator.errors import TokenbatchError
 from aggregator.request.request import Defaults
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.http.embeddings import EmbeddingsReader, read_documents, read_embed
+from aggregator.sources.http.embeddings import EmbeddingsReader
+from aggregator.sources.http.forms.cohere import read_embed
+from aggregator.sources.http.forms.voyage import read_documents
 from aggregator.sources.http.generation import GenerationReader
 from aggregator.sources.http.json_body import decode_body, takes_long
 from aggregator.sources.http.scores import read_classify, read_rerank, read_score
@@ -29,7 +31,7 @@ DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE, max_inputs=2048)
 GENERATION = GenerationReader(AnyRevision(), trusts_token_ids=True)
 READS: dict[str, Callable[[bytes, Defaults, str], object]] = {
     "embeddings": EmbeddingsReader(AnyRevision(), trusts_token_ids=True),
-    "embed": read_embed,
+    "embed": partial(read_embed, version=1),
     "documents": read_documents,
     "rerank": partial(read_rerank, returns_documents=True),
     "score": read_score,
