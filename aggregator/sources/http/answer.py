@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal, cast
 
@@ -13,7 +13,7 @@ from aggregator.errors import Code
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.request.vector import Vector
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.http.errors import FieldError
+from aggregator.sources.http.errors import FieldError, named, renamed
 from aggregator.sources.http.exchange import MAX_ID_CHARACTERS
 from aggregator.sources.wire.encode import is_large
 from aggregator.sources.wire.message import Message
@@ -70,11 +70,12 @@ class Ignored(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class Answer(ABC):
     """Writes the response to one request.
 
-    `inputs`, `remedy`: its form's names for what it embeds or scores, and for how to truncate that. `needs_all`: an
-    input that fails leaves no answer.
+    `inputs`, `remedy`: its form's names for what it embeds or scores, and for how to truncate that. `names`: its
+    fields that have another name in protobuf's messages. `needs_all`: an input that fails leaves no answer.
     """
 
     needs_all = True
+    names: Mapping[str, str] = {}
     inputs = "input"
     remedy = "set truncate_prompt_tokens to -1"
     content_type = "application/json"
@@ -105,12 +106,12 @@ class Answer(ABC):
         failure = cast("Failure", outcomes[index])
         of_input = failure.code in _OF_INPUTS and (len(outcomes) == 1 or any(each is not failure for each in outcomes))
         if failure.field or not of_input:
-            return failure
-        message = failure.message
+            return renamed(failure, self.names)
+        message = renamed(failure, self.names).message
         if failure.code == Code.OUT_OF_RANGE:
             message = f"{message.partition(';')[0]}; send less, or {self.remedy}"
         if len(outcomes) == 1:
-            return replace(failure, message=message, field=self.inputs)
+            return replace(failure, message=named(message, self.inputs), field=self.inputs)
         return replace(failure, message=f"{self.inputs}[{index}]: {message}", field=f"{self.inputs}[{index}]")
 
 

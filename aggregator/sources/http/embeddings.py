@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -39,7 +39,21 @@ Number = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT32)]
 class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
     """OpenAI's fields, then vLLM's, Voyage's, and those of this one."""
 
-    input: msgspec.Raw
+    remedies: ClassVar[Mapping[str, str]] = {
+        "embedding_type": "output_dtype says it",
+        "embedding_types": "output_dtype says it; POST /v2/embed takes Cohere's",
+        "images": "texts alone are embedded",
+        "messages": "send the text as input",
+        "normalized": "normalize says it",
+        "prompt": "send it as input",
+        "return_multivector": "a text gets one vector: leave it out",
+        "task": "input_type says it, query or document",
+        "texts": "send them as input; POST /v2/embed takes Cohere's",
+        "truncate": "truncation says it, true or false",
+    }
+    """Of fields of other APIs that are not supported."""
+
+    input: Annotated[msgspec.Raw, msgspec.Meta(description="a text or a list of texts")]
     model: str | None = None
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
     dimensions: Number | None = None
@@ -68,8 +82,12 @@ class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
         if dtype == "float" and self.embed_dtype == "float16" and encoding_format != "float":
             dtype = "float16"
         found = VectorList(self.ignored(), dtype, encoding_format, is_swapped=self.endianness == "big")
+        if self.truncation is not None:
+            found.remedy = "set truncation to true"
         if self.late_chunking:
             found.remedy = FEWER_CHUNKS
+        if self.output_dimension:
+            found.names = {"dimensions": "output_dimension"}
         return found
 
     def truncated(self) -> pb.Truncate:
@@ -91,7 +109,7 @@ class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
         if self.late_chunking and self.truncated() != pb.TRUNCATE_NONE:
             raise FieldError("a document in chunks is not truncated: send fewer of its chunks", "late_chunking")
         if self.dimensions and self.output_dimension:
-            raise FieldError("dimensions says the same: send one of them", "output_dimension")
+            raise FieldError("output_dimension and dimensions say the same: send one of them", "output_dimension")
 
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT32)]
@@ -163,10 +181,10 @@ class EmbeddingsReader:
             check_size(bytes(raw), max_inputs)
         found = _FIRST_ELEMENT.match(raw)
         if found is None:
-            raise FieldError("expected a string or a list of strings", "input")
+            raise FieldError("expected a text or a list of texts", "input")
         first = found.group(1)
         if first == b"]":
-            raise FieldError("the list is empty: at least one input is needed", "input")
+            raise FieldError("input is empty: send at least one text", "input")
         check_nesting(bytes(raw), "input")
         if first == b"[" or first.isdigit() or first == b"-":
             if not (self._trusts_token_ids or asked.tokenizer):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -36,7 +39,7 @@ class FieldError(InvalidRequest):
     """A field of the body is at fault; here `field` is its path in the body."""
 
     def __init__(self, message: str, field: str = "") -> None:
-        super().__init__(shortened(message), shortened(field))
+        super().__init__(shortened(named(message, field)), shortened(field))
 
 
 class HttpError(RequestError):
@@ -58,6 +61,20 @@ class HttpError(RequestError):
         self.name = name
         self.closes = closes
         self.retryable = retryable
+
+
+def renamed(failure: Failure, names: Mapping[str, str]) -> Failure:
+    """A failure with the names that fields have in the body, for those of protobuf's messages."""
+    message = failure.message
+    for name, in_body in names.items():
+        message = re.sub(rf"\b{name}\b", in_body, message)
+    field = names.get(failure.field, failure.field)
+    return replace(failure, message=named(message, field), field=field)
+
+
+def named(message: str, field: str) -> str:
+    """A message that names the field at fault."""
+    return message if field in message else f"{field}: {message}"
 
 
 def shortened(message: str) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -44,8 +44,29 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
 
 
+_ONE = "a request gets one text: send several requests"
+_FREE = "texts are not constrained: leave it out"
+_NO_TOOLS = "no tools are called here: leave it out"
+_REMEDIES = {
+    **dict.fromkeys(("n", "best_of", "use_beam_search"), _ONE),
+    **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs"), _FREE),
+    **dict.fromkeys(("tools", "tool_choice", "tool_calls", "tool_call_id", "functions", "function_call"), _NO_TOOLS),
+    "audio": "texts alone are generated: leave it out",
+    "echo": "the prompt is not sent back: leave it out",
+    "input": "send a prompt, or messages to /v1/chat/completions",
+    "logit_bias": "leave it out",
+    "min_p": "top_p and top_k limit the choice of tokens",
+    "modalities": "texts alone are generated: leave it out",
+    "response_format": 'texts are not constrained: leave it out, or send {"type": "text"}',
+    "suffix": "a text is continued at its end alone: leave it out",
+}
+"""Of fields of other APIs, or their values, that are not supported."""
+
+
 class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The fields that completions and chats share."""
+
+    remedies: ClassVar[Mapping[str, str]] = _REMEDIES
 
     model: str | None = None
     max_tokens: _Tokens | None = None
@@ -70,13 +91,15 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class CompletionRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/completions`."""
 
-    prompt: msgspec.Raw
+    prompt: Annotated[msgspec.Raw, msgspec.Meta(description="a text")]
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=_MAX_TOP_LOGPROBS)] | None = None
     tokenizer: str | None = None
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     """A message of a chat."""
+
+    remedies: ClassVar[Mapping[str, str]] = _REMEDIES
 
     role: str
     content: str | list[TextPart] | None = None

@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from aggregator.sources.http.errors import FieldError
+from aggregator.sources.http.refusals import refusal
 from aggregator.sources.wire.decode import SMALL_BYTES
 
 T = TypeVar("T")
@@ -20,8 +21,6 @@ _MANY_OBJECTS = 1024
 """Lists and objects that are walked through, where a body is to be refused, in about a millisecond."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_PLACE = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
-_NAMED = re.compile(r"^Object (contains unknown|missing required) field `(.*)`$", re.DOTALL)
 _HALF = re.compile("[\ud800-\udfff]")
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _MOST_NESTED = 1 << 18
@@ -59,30 +58,19 @@ def decode_body(decoder: msgspec.json.Decoder[T], data: bytes | memoryview, insi
         data = data[3:]
     try:
         return decoder.decode(data)
-    except msgspec.ValidationError as error:
-        refusal = error
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise _half_a_character(bytes(data)) or FieldError(f"the body is not JSON in UTF-8: {error}") from None
+    except msgspec.ValidationError as first:
+        error = first
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as broken:
+        raise _half_a_character(bytes(data)) or FieldError(f"the body is not JSON in UTF-8: {broken}") from None
     if not inside and _is_shallow(bytes(data)):
         with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):  # in a part that has no schema
             required = _required(cast("type[msgspec.Struct]", decoder.type))
             data = msgspec.json.encode(_asked(msgspec.json.decode(data), required))
         try:
             return decoder.decode(data)
-        except msgspec.ValidationError as error:
-            refusal = error
-    raise _refusal(refusal, inside) from None
-
-
-def _refusal(error: msgspec.ValidationError, inside: str) -> FieldError:
-    message, path = cast("re.Match[str]", _PLACE.match(str(error))).groups()
-    field = f"{inside}{path or ''}"
-    if named := _NAMED.match(message):
-        how, name = named.groups()
-        field = f"{field}.{name}" if field else name
-        if how == "contains unknown":
-            message = f"unknown field `{name}`, or not supported with this value"
-    return FieldError(message, field)
+        except msgspec.ValidationError as second:
+            error = second
+    raise refusal(error, cast("type", decoder.type), inside) from None
 
 
 def _is_shallow(data: bytes) -> bool:

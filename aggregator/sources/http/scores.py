@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from typing_extensions import override
@@ -46,7 +46,10 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     content: Annotated[list[TextPart], msgspec.Meta(min_length=1, max_length=1)] | None = None
 
 
-_Texts = str | _Document | list[str | _Document]
+_Texts = Annotated[
+    str | _Document | list[str | _Document],
+    msgspec.Meta(description='a text or a list of texts, as such or as {"text": …}'),
+]
 
 
 def _texts(given: _Texts, field: str) -> list[str]:
@@ -66,6 +69,22 @@ def _text(document: _Document, place: str) -> str:
 
 class _Body(Ignored, kw_only=True, forbid_unknown_fields=True):
     """The fields of all of them."""
+
+    remedies: ClassVar[Mapping[str, str]] = {
+        "chat_template_kwargs": "the model's own template is applied: leave it out",
+        "instruction": "the model's own template is applied: put it into the query",
+        "max_chunks_per_doc": "max_tokens_per_doc cuts a document",
+        "max_tokens_per_query": "a query is never cut: send a shorter one",
+        "messages": "send texts",
+        "padding": "no text is padded: leave it out",
+        "rank_fields": "send each document as one text",
+        "return_text": "return_documents says it",
+        "texts": "send documents",
+        "truncate": "truncation says it, true or false",
+        "truncation_side": "a text is cut at its end: leave it out",
+        "use_activation": "the model's own activation is always applied: leave it out",
+    }
+    """Of fields of other APIs that are not supported."""
 
     model: str | None = None
     user: str | None = None
@@ -145,7 +164,7 @@ def read_rerank(
     """The message for a body, and how it is answered; `returns_documents`: unless it says. Raises FieldError."""
     asked = decode_body(_RERANK, data)
     if asked.top_n and asked.top_k:
-        raise FieldError("top_n says the same: send one of them", "top_k")
+        raise FieldError("top_k and top_n say the same: send one of them", "top_k")
     wanted = asked.return_documents
     message = pb.RankRequest(
         query=asked.query,
@@ -186,6 +205,7 @@ class _Scores(Answer):
     """
 
     needs_all = False
+    names: Mapping[str, str] = {"truncate_to": "truncate_prompt_tokens"}
     remedy = "set truncation to true, or leave it out"
 
     def __init__(self, ignored: str, inputs: str = "input") -> None:

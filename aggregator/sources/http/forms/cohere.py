@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from binascii import b2a_base64
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from typing_extensions import override
@@ -36,6 +36,11 @@ class _Input(msgspec.Struct, forbid_unknown_fields=True):
 
 class EmbedBody(Ignored, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/embed` and `/v2/embed`: what one of them has not, it takes."""
+
+    remedies: ClassVar[Mapping[str, str]] = {
+        "images": "texts alone are embedded: leave it out",
+        "input": "send texts; POST /v1/embeddings takes OpenAI's",
+    }
 
     model: str | None = None
     input_type: Literal["search_query", "search_document", "classification", "clustering"] | None = None
@@ -83,6 +88,7 @@ class VectorsByType(Answer):
 
     inputs = "texts"
     remedy = "set truncate to END"
+    names: Mapping[str, str] = {"dimensions": "output_dimension"}
 
     def __init__(self, ignored: str, types: Sequence[str], texts: Sequence[str], version: int) -> None:
         super().__init__(ignored)

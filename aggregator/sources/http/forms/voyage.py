@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from typing_extensions import override
@@ -20,7 +20,14 @@ from protos.embedding.v1 import embedding_pb2 as pb
 class DocumentsBody(Ignored, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/contextualizedembeddings`, as Voyage has it: the chunks of each document."""
 
-    inputs: Annotated[list[list[str]], msgspec.Meta(min_length=1)]
+    remedies: ClassVar[Mapping[str, str]] = {
+        "chunk_size": "the chunks are the caller's: pass Voyage's client a chunk_fn",
+        "enable_auto_chunking": "the chunks are the caller's: pass Voyage's client a chunk_fn",
+        "input": "send inputs, the chunks of each document",
+        "truncation": "a document in chunks is not truncated: send fewer of its chunks",
+    }
+
+    inputs: Annotated[list[list[str]], msgspec.Meta(min_length=1, description="a list of the chunks of each document")]
     model: str | None = None
     input_type: Literal["query", "document"] | None = None
     output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
@@ -61,6 +68,7 @@ class DocumentList(VectorList):
 
     inputs = "inputs"
     remedy = FEWER_CHUNKS
+    names: Mapping[str, str] = {"dimensions": "output_dimension"}
 
     def __init__(self, ignored: str, dtype: str, encoding_format: str) -> None:
         super().__init__(ignored, dtype, encoding_format, is_swapped=False)

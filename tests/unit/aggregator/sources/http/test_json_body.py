@@ -233,7 +233,7 @@ def test_half_a_character_in_a_message_and_in_a_name() -> None:
 
 @pytest.mark.parametrize("value", [b'"\x9e"', b'"\\ud800"', b"[" * 5000 + b"]" * 5000, b"1e999", b"7" * 5000], ids=len)
 def test_a_field_that_is_not_known_may_hold_what_cannot_be_decoded(value: bytes) -> None:
-    with pytest.raises(FieldError, match=r"unknown field `wings`|half a character"):
+    with pytest.raises(FieldError, match=r"unknown field wings|half a character"):
         embeddings(b'{"input":"a","wings":%b}' % value)
 
 
@@ -249,5 +249,5 @@ def test_a_byte_order_mark_is_no_fault() -> None:
 
 def test_tokens_that_are_empty_are_not_missing() -> None:
     assert decode_body(DETOKENIZE, b'{"tokens":[],"wings":null}') == decode_body(DETOKENIZE, b'{"tokens":[]}')
-    with pytest.raises(FieldError, match="Expected `array`, got `null`"):
+    with pytest.raises(FieldError, match="tokens: expected a list, each a whole number of at least 0, got null"):
         decode_body(DETOKENIZE, b'{"tokens":null}')
