@@ -153,6 +153,7 @@ def _marked(name: str, expression: str, *needs: Need) -> Suite:
 
 PURE = (
     "aggregator.scheduler",
+    "aggregator.admission.ledger",
     "aggregator.admission.quotas",
     "aggregator.sources.kafka.offsets",
     "modelserver.profile.saturation",

@@ -218,6 +218,12 @@ class Request:
             return None
         return next(outcome for outcome in self.outcomes if isinstance(outcome, Failure))
 
+    def free_vectors(self) -> None:
+        """Keep of its vectors what tells of them: its reply is encoded, and may wait for long."""
+        for outcome in self.outcomes:
+            if isinstance(outcome, Vector):
+                outcome.batch = outcome.batch.emptied
+
     def overrule(self, failure: Failure) -> None:
         """Replace every outcome: the reply could not be delivered."""
         self.outcomes = [failure] * len(self.outcomes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,16 @@ class CompletedBatch:
     labels: tuple[str, ...] = ()
     shared: dict[int, Any] = field(default_factory=dict[int, Any])
     _encoded: dict[tuple[int, int, bool], EncodedRows] = field(default_factory=dict)
+    _emptied: CompletedBatch | None = None
+
+    @property
+    def emptied(self) -> CompletedBatch:
+        """The same without its matrix."""
+        if self._emptied is None:
+            nothing = self.matrix[:0]
+            self._emptied = replace(self, matrix=nothing.copy(), shared={}, _encoded={}, _emptied=None)
+            self._emptied._emptied = self._emptied  # noqa: SLF001 - of its own class
+        return self._emptied
 
     def rows(self, dimensions: int, encoding: int, *, normalize: bool) -> EncodedRows:
         """The batch's rows, shortened to `dimensions` (0: all), then normalised if asked, then encoded."""

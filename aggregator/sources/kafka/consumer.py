@@ -17,6 +17,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka import errors as kafka_errors
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 
+from aggregator.admission.ledger import MEMORY_BYTES, Intake, Ledger
 from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.aiokafka_internals import (
@@ -25,6 +26,7 @@ from aggregator.sources.kafka.aiokafka_internals import (
     stray_cancellation_as_error,
 )
 from aggregator.sources.kafka.connection import client_options, committed_offsets
+from aggregator.sources.kafka.holdings import Holdings
 from aggregator.sources.kafka.member import REJOIN_MARGIN_S, LookUp, Member
 from aggregator.sources.kafka.offsets import InFlightRecord, OnFenced, Partition
 
@@ -69,6 +71,8 @@ class KafkaConsumer:
     metrics: Metrics
     client: Callable[[KafkaSettings], Any] = new_client
     look_up: LookUp = committed_offsets
+    intake: Intake = field(default_factory=lambda: Ledger(MEMORY_BYTES).intake)
+    holdings: Holdings = field(init=False)
     _member: Member | None = None
     _paused: frozenset[str] = frozenset()
     _fetching: bool = True
@@ -78,6 +82,9 @@ class KafkaConsumer:
     _stop_timeout_s: float = _STOP_S
 
     def __post_init__(self) -> None:
+        self.holdings = Holdings(
+            self.intake, lambda: [partition.committed_offset for partition in self.partitions.values()]
+        )
         self._ended.set()
 
     async def run(self) -> None:
@@ -126,7 +133,8 @@ class KafkaConsumer:
             member = self._member
             if member is not None and (in_flight_records := member.deliver(self._paused)):
                 return in_flight_records
-            if member is None or not await member.read(self._paused):
+            full = self.holdings.full()  # what they have is handed out, and no more is fetched
+            if member is None or not await member.read(self._paused | full, self.holdings.room_bytes):
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):  # commits free partitions that were over their span
                     async with asyncio.timeout(self.settings.client.commit_interval_s):
@@ -161,7 +169,8 @@ class KafkaConsumer:
     def paused(self) -> frozenset[tuple[str, int]]:
         """The partitions that are paused, with their topic or above their commit span."""
         partitions = self.partitions.items()
-        return frozenset(tp for tp, partition in partitions if partition.over_span or tp.topic in self._paused)
+        stopped = self._paused | self.holdings.full()
+        return frozenset(tp for tp, partition in partitions if partition.over_span or tp.topic in stopped)
 
     @property
     def partitions(self) -> Mapping[Any, Partition]:

@@ -107,6 +107,17 @@ class Refused:
     task: Task = Task.EMBED
 
 
+def refused_for_room(request: Request, needed_bytes: int, largest_bytes: int) -> Refused:
+    """The refusal of a request that could never be held with its answer."""
+    origin = origin_of(request)
+    message = (
+        f"the request and its answer take {needed_bytes} bytes of memory: at most {largest_bytes} are taken;"
+        " ask for fewer inputs, fewer dimensions or a smaller encoding"
+    )
+    error = InvalidRequest(message, "inputs")
+    return Refused(origin.in_flight, error, request.request_id, origin.route, dead_letter=False, task=request.task)
+
+
 def origin_of(request: Request) -> RecordOrigin:
     return request.origin  # type: ignore[return-value]  # a call of `cast` takes as long as all of this
 
@@ -289,7 +300,6 @@ def _deadline_s(found: Mapping[str, bytes], monotonic_minus_wall_s: float) -> fl
     return expire_s + monotonic_minus_wall_s
 
 
-_MOST_WAITING_BYTES = 64 * 1024 * 1024  # fetching pauses above it
 _TAKEN_BYTES = 256 * 1024  # of records handed on at once: the event loop is free between
 
 
@@ -307,25 +317,18 @@ def size_bytes(in_flight: InFlightRecord) -> int:
 
 
 class LargeRecords:
-    """Large records in their order; those of paused topics wait while others are taken.
+    """Large records in their order; those of paused topics wait while others are taken."""
 
-    Above a limit in bytes the topics of all that wait are `full`; `on_full_changed` receives each change.
-    """
-
-    def __init__(self, on_full_changed: Callable[[], None]) -> None:
-        self.full: frozenset[str] = frozenset()
+    def __init__(self) -> None:
         self.paused: frozenset[str] = frozenset()
-        self._on_full_changed = on_full_changed
         self._waiting: deque[Fetched] = deque()
-        self._bytes = 0
         self._closed = False
         self._changed = asyncio.Event()
 
     def put(self, records: Sequence[Fetched]) -> None:
         if records and not self._closed:
             self._waiting += records
-            self._bytes += _sum_bytes(records)
-            self._counted()
+            self._changed.set()
 
     async def take(self) -> Sequence[Fetched]:
         """The next few of topics that are not paused, at least one; none once `close` was called. For one caller."""
@@ -341,15 +344,13 @@ class LargeRecords:
     def drop_fenced(self) -> None:
         """Forget the records of revoked partitions: their new owner processes them."""
         self._waiting = deque(each for each in self._waiting if not each.in_flight.committed_offset.fenced)
-        self._bytes = _sum_bytes(self._waiting)
-        self._counted()
+        self._changed.set()
 
     def close(self) -> None:
         """Hand out nothing further: the next consumer processes the records that wait."""
         self._closed = True
         self._waiting.clear()
-        self._bytes = 0
-        self._counted()
+        self._changed.set()
 
     def _next(self) -> Sequence[Fetched]:
         taken: list[Fetched] = []
@@ -363,20 +364,4 @@ class LargeRecords:
                 taken.append(each)
                 room -= size_bytes(each.in_flight)
         self._waiting.extendleft(reversed(passed))
-        if taken:
-            self._bytes -= _sum_bytes(taken)
-            self._counted()
         return taken
-
-    def _counted(self) -> None:
-        self._changed.set()
-        full: frozenset[str] = frozenset()
-        if self._bytes >= _MOST_WAITING_BYTES:
-            full = frozenset(each.in_flight.committed_offset.topic for each in self._waiting)
-        if full != self.full:
-            self.full = full
-            self._on_full_changed()
-
-
-def _sum_bytes(records: Iterable[Fetched]) -> int:
-    return sum(size_bytes(each.in_flight) for each in records)

@@ -11,6 +11,8 @@ from typing import Protocol
 from aiokafka import TopicPartition
 
 _RESUME_SHARE = 0.75  # below the cap, so that a partition does not pause and resume at every commit
+_RECORD_BYTES = 600  # of the objects for a record without an input: the record, its request, its reply's headers
+_HEADER_BYTES = 150  # of a header's objects
 
 Header = tuple[str, bytes]
 
@@ -25,6 +27,18 @@ class Record(Protocol):
     key: bytes | None
     value: bytes | None
     headers: Sequence[Header]
+
+
+def size_bytes(record: Record) -> int:
+    """The memory of a record that has arrived: its value twice, as the texts in it are made beside it."""
+    size = _RECORD_BYTES
+    if record.value:
+        size += 2 * len(record.value)
+    if record.key:
+        size += len(record.key)
+    if record.headers:
+        size += sum(_HEADER_BYTES + len(name) + len(value or b"") for name, value in record.headers)
+    return size
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +60,8 @@ class InFlightRecord:
     """One record that was handed out, until the broker has acknowledged its outcome.
 
     Half the size of aiokafka's ConsumerRecord: one is held for each query in flight. `unreadable` is the
-    reason why the record is undecodable; then it has neither key nor value.
+    reason why the record is undecodable; then it has neither key nor value. `held_bytes`: the memory of the record, of
+    what was made of it and, once it is admitted, of its reply; `admitted_bytes`: of these what its admission added.
     """
 
     committed_offset: CommittedOffset
@@ -57,6 +72,8 @@ class InFlightRecord:
     headers: Sequence[Header]
     completed: bool = False
     unreadable: str = ""
+    held_bytes: int = 0
+    admitted_bytes: int = 0
 
     @property
     def topic(self) -> str:
@@ -72,17 +89,28 @@ OnFenced = Callable[[Sequence[InFlightRecord]], None]
 
 
 class CommittedOffset:
-    """The lowest unfinished offset of one partition, for one assignment of it.
+    """The lowest unfinished offset of one partition, for one assignment of it, and the memory of its records.
 
     Once fenced, its partition is revoked: completing a record has no effect, and the new owner processes the rest.
+    `held_bytes`: of all records from their fetch until they are completed; `admitted_bytes`: as of a record.
     """
 
-    __slots__ = ("_end", "_highest_completed", "_in_flight", "fenced", "partition", "topic")
+    __slots__ = (
+        "_end",
+        "_highest_completed",
+        "_in_flight",
+        "admitted_bytes",
+        "fenced",
+        "held_bytes",
+        "partition",
+        "topic",
+    )
 
     def __init__(self, topic: str, partition: int, position: int) -> None:
         self.topic = topic
         self.partition = partition
         self.fenced = False
+        self.held_bytes = self.admitted_bytes = 0
         self._in_flight: deque[InFlightRecord] = deque()
         self._end = position
         self._highest_completed = position - 1
@@ -102,15 +130,23 @@ class CommittedOffset:
         """Records not yet completed, or completed behind one that is not."""
         return len(self._in_flight)
 
-    def deliver(self, record: Record) -> InFlightRecord:
+    def deliver(self, record: Record, held_bytes: int = 0) -> InFlightRecord:
         """Add the next record; offsets rise but may leave gaps (compaction, transaction markers)."""
         offset = record.offset
         assert not self.fenced, f"Offset {offset} was delivered after the fence. This is a bug."
         assert offset >= self._end, f"Offset {offset} was delivered twice ({self._end} is next). This is a bug."
         in_flight = InFlightRecord(self, offset, record.timestamp, record.key, record.value, record.headers)
+        in_flight.held_bytes = held_bytes
         self._in_flight.append(in_flight)
         self._end = offset + 1
         return in_flight
+
+    def admit(self, in_flight: InFlightRecord, added_bytes: int) -> None:
+        """Count what a record's request and its reply take, from its admission on."""
+        in_flight.admitted_bytes = added_bytes
+        in_flight.held_bytes += added_bytes
+        self.held_bytes += added_bytes
+        self.admitted_bytes += added_bytes
 
     def skip_to(self, offset: int) -> None:
         """Skip offsets that hold no record, once everything before them is completed; no effect after the fence."""
@@ -122,6 +158,10 @@ class CommittedOffset:
         if in_flight.completed or self.fenced:
             return
         in_flight.completed = True
+        self.held_bytes -= in_flight.held_bytes
+        self.admitted_bytes -= in_flight.admitted_bytes
+        in_flight.key = in_flight.value = None  # it may have to wait for the records before it
+        in_flight.headers = ()
         self._highest_completed = max(self._highest_completed, in_flight.offset)
         in_flight_records = self._in_flight
         while in_flight_records and in_flight_records[0].completed:
@@ -156,7 +196,8 @@ class Partition:
         self.tp = tp
         self.committed_offset = CommittedOffset(tp.topic, tp.partition, offset)
         self.committed = committed
-        self.fetched: Sequence[Record] = ()
+        self.fetched: list[Record] = []
+        self._fetched_bytes: list[int] = []
         self.read_to = self.delivered_to = offset
         self.log_end = 0
         self.over_span = False
@@ -166,12 +207,12 @@ class Partition:
     def deliver(self) -> list[InFlightRecord]:
         """Hand out what was fetched; offsets up to `read_to` that held no record count as completed after it."""
         deliver = self.committed_offset.deliver
-        in_flight_records = [deliver(record) for record in self.fetched]
-        if in_flight_records and isinstance(self.fetched[0], RawRecord):
+        in_flight_records = [deliver(*each) for each in zip(self.fetched, self._fetched_bytes, strict=True)]
+        if self.fetched and isinstance(self.fetched[0], RawRecord):
             for in_flight, record in zip(in_flight_records, self.fetched, strict=True):
                 if isinstance(record, RawRecord):
                     in_flight.unreadable = record.unreadable
-        self.fetched = ()
+        self.fetched, self._fetched_bytes = [], []
         self.skip_to(self.read_to)
         return in_flight_records
 
@@ -184,8 +225,12 @@ class Partition:
     def keep(self, records: Sequence[Record], offset: int) -> None:
         """Keep what was fetched up to `offset` until it is handed out; without records, skip to there."""
         if records:
-            self.fetched, self.read_to = records, max(records[-1].offset + 1, offset)
-        else:
+            sizes = list(map(size_bytes, records))
+            self.fetched += records
+            self._fetched_bytes += sizes
+            self.committed_offset.held_bytes += sum(sizes)
+            self.read_to = max(records[-1].offset + 1, offset)
+        elif not self.fetched:
             self.skip_to(offset)
 
     def watch_span(self, max_commit_span: int) -> None:

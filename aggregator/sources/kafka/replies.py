@@ -34,7 +34,8 @@ from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX, encode, encode_fa
 
 _LOG = logging.getLogger(__name__)
 _PAUSE_S = 1.0  # people mend a full or missing topic
-_MOST_WAITING = 1000  # dead letters; the topic pauses above it
+_MOST_WAITING_BYTES = 2 * 1024 * 1024
+"""Of the records of a topic's dead letters that wait: above it the topic pauses, as all of them are tried together."""
 _MAX_KEPT_BYTES = 32 * 1024  # of key and headers, once the value was too large
 _TOO_LARGE = (MessageSizeTooLargeError, RecordTooLargeError)
 _UNWRITTEN: dict[type[Exception], Unwritten] = {
@@ -73,6 +74,8 @@ class Outcomes:
                     for position, error in delivered:
                         self._free_offset(live[position], replies[position], error)
                         del left[live[position]]
+                        if error is None:
+                            replies[position].value = None  # the others may wait for long
                     yield [live[position] for position, _ in delivered]
                 async for delivered in self.producer.send(last_deltas):
                     self.deltas.delivered([error for _, error in delivered])
@@ -137,6 +140,7 @@ def encode_replies(requests: Sequence[Request], group_id: str, now_s: float = 0.
         record, route = origin.in_flight, origin.route
         identity = reply_id(record, request.request_id, group_id)
         value = encode(request, identity, now_s, as_json=route.json)
+        request.free_vectors()
         replies.append(_to_route(request, record, route, value, identity=identity, group_id=group_id))
     return replies
 
@@ -219,7 +223,7 @@ class DeadLetters:
 
     A record is completed once its dead letter is acknowledged. A dead letter that cannot be written holds the commits
     of its record's partition until it can, or until the reply that it replaces is written after all: each further
-    try begins with the reply. A topic with many that wait is `full`: it is paused, and no other is.
+    try begins with the reply. A topic whose waiting ones hold much is `full`: it is paused, and no other is.
     """
 
     settings: KafkaSettings
@@ -230,12 +234,14 @@ class DeadLetters:
     wall_clock: Callable[[], float] = time.time
     full: frozenset[str] = frozenset()
     _waiting: dict[str, list[DeadLetter]] = field(default_factory=dict)
+    _waiting_bytes: Counter[str] = field(default_factory=Counter)
     _writing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def add(self, letter: DeadLetter) -> None:
         topic = letter.in_flight.topic
         letter.since_unix_s = self.wall_clock()
         self._waiting.setdefault(topic, []).append(letter)
+        self._waiting_bytes[topic] += letter.in_flight.held_bytes
         if topic not in self._writing:
             self._writing[topic] = asyncio.create_task(self._write_all(topic), name=f"dead letters of {topic}")
         self._watch_full()
@@ -247,10 +253,12 @@ class DeadLetters:
     async def _write_all(self, topic: str) -> None:
         try:
             while waiting := self._waiting.pop(topic, None):
+                del self._waiting_bytes[topic]
                 live = [each for each in waiting if not each.in_flight.committed_offset.fenced]  # others keep the rest
                 failed = await self._write(live) if live else []
                 if failed:
                     self._waiting[topic] = failed + self._waiting.get(topic, [])
+                    self._waiting_bytes[topic] += sum(letter.in_flight.held_bytes for letter in failed)
                 self._watch_full()
         except ProducerClosed:
             pass  # the next consumer of these records finds the same
@@ -299,7 +307,7 @@ class DeadLetters:
                         yield delayed[position][0]
 
     def _watch_full(self) -> None:
-        full = frozenset(topic for topic, letters in self._waiting.items() if len(letters) >= _MOST_WAITING)
+        full = frozenset(topic for topic, held in self._waiting_bytes.items() if held >= _MOST_WAITING_BYTES)
         if full != self.full:
             self.full = full
             self.on_full_changed()

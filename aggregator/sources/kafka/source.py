@@ -19,12 +19,15 @@ from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.decode import (
     Fetched,
     LargeRecords,
+    Refused,
     decode_all,
     decode_large,
     intakes,
     record_of,
+    refused_for_room,
     size_bytes,
 )
+from aggregator.sources.kafka.holdings import Sized, WaitingRequests, added_bytes
 from aggregator.sources.kafka.offsets import InFlightRecord
 from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.sources.kafka.replies import DeadLetters, Deltas, Outcomes
@@ -51,14 +54,16 @@ class KafkaSource(Source):
         *,
         trusts_tenant: bool = True,
         known: Callable[[str], bool] = lambda _: True,
+        dimensions: Callable[[str], int] = lambda _: 0,
         metrics: Metrics,
         tracing: Tracing,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`known`: whether a model is configured."""
+        """`known`: whether a model is configured; `dimensions`: of its vectors, 0 if no server told."""
         self._settings = settings
         self._known = known
+        self._dimensions = dimensions
         self._intakes = intakes(settings, self, default_model, trusts_tenant=trusts_tenant)
         self._consumer = consumer
         self._producer = producer
@@ -82,13 +87,15 @@ class KafkaSource(Source):
         self._asked = {name: {intake.defaults.model} for name, intake in self._intakes.items()}
         self._stopped: frozenset[str] = frozenset()
         self._paused: frozenset[str] = frozenset()
-        self._large = LargeRecords(on_full_changed=self._pause_topics)
+        self._held: frozenset[str] = frozenset()
+        self._large = LargeRecords()
+        self._waiting = WaitingRequests(consumer.holdings)
         self._refusing: asyncio.Task[None] | None = None
 
     @property
     @override
     def receivers(self) -> Sequence[Receive]:
-        return self.receive, self.receive_large
+        return self.receive, self.receive_large, self._waiting.take
 
     @override
     async def prepare(self, timeout_s: float) -> None:
@@ -137,6 +144,7 @@ class KafkaSource(Source):
                 self._refusing = None
             if not in_flight_records:
                 self._large.close()
+                self._waiting.close()
                 return ()
             with self._tracing.receive(in_flight.topic for in_flight in in_flight_records):
                 now_s, wall_s = self._clock(), self._wall_clock()
@@ -150,7 +158,7 @@ class KafkaSource(Source):
                         in_flight for in_flight in in_flight_records if size_bytes(in_flight) < LARGE_BYTES
                     ]
                 requests, refused = await decode_all(in_flight_records, self._intakes, received_s=now_s, wall_s=wall_s)
-                self._take_on(requests)
+                requests = self._take_on(requests, refused)
             if refused:
                 self._refusing = asyncio.create_task(self._outcomes.refuse(refused), name="refuse records")
             self._large.put(large)
@@ -162,23 +170,38 @@ class KafkaSource(Source):
         while fetched := await self._large.take():
             live = [each for each in fetched if not each.in_flight.committed_offset.fenced]
             requests, refused = await decode_large(live, self._intakes)
-            self._take_on(requests)
+            requests = self._take_on(requests, refused)
             if refused:
                 await self._outcomes.refuse(refused)
             if requests:
                 return requests
         return ()
 
-    def _take_on(self, requests: Sequence[Request]) -> None:
-        """Note the models that the records of a topic ask for, and count records from the future."""
+    def _take_on(self, requests: Sequence[Request], refused: list[Refused]) -> list[Request]:
+        """The requests that there is room for; the others wait, or are added to `refused` if there never is.
+
+        Notes the models that the records of a topic ask for, and counts records from the future.
+        """
         wall_minus_monotonic_s = self._wall_clock() - self._clock()
+        largest = self._consumer.holdings.largest
+        dimensions: dict[str, int] = {}
+        sized: list[Sized] = []
         for request in requests:
             record = record_of(request)
             if record.timestamp / 1000 - wall_minus_monotonic_s > request.received_s + _CLOCKS_AGREE_S:
                 self._metrics.records_ahead.add(1, record.topic)
                 request.deadline_s = inf
-            if self._known(request.model):
-                self._asked[record.topic].add(request.model)
+            model = request.model
+            if model not in dimensions:
+                dimensions[model] = self._dimensions(model)
+            if model not in self._asked[record.topic] and self._known(model):
+                self._asked[record.topic].add(model)
+            added = added_bytes(request, dimensions[model])
+            if record.held_bytes + added > largest:
+                refused.append(refused_for_room(request, record.held_bytes + added, largest))
+            else:
+                sized.append((request, added))
+        return self._waiting.admit(sized)
 
     @override
     def pause(self, away: Callable[[str, Task], bool], full: Callable[[str, Priority], bool]) -> None:
@@ -193,6 +216,7 @@ class KafkaSource(Source):
     def revoked(self, in_flight_records: Sequence[InFlightRecord]) -> Callable[[Request], bool]:
         """Partitions were revoked: returns a test for the requests to forget, as the new owner processes them."""
         self._large.drop_fenced()
+        self._waiting.drop_fenced()
         gone = frozenset(in_flight_records)
         return lambda request: request.source is self and record_of(request) in gone
 
@@ -217,7 +241,8 @@ class KafkaSource(Source):
         stopped = self._stopped | self._dead_letters.full
         if stopped != self._large.paused:
             self._large.pause(stopped)
-        paused = stopped | self._large.full  # waiting records of topics that are only full are still taken
-        if paused != self._paused:
-            self._paused = paused
-            self._consumer.pause(paused)
+        self._waiting.change(stopped)
+        holds = self._consumer.holdings.full()
+        if stopped != self._paused or holds != self._held:
+            self._paused, self._held = stopped, holds
+            self._consumer.pause(stopped)

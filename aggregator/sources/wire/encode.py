@@ -88,6 +88,29 @@ def is_large(request: Request) -> bool:
     return count > 1 and count * vector_bytes(options.dimensions, options.encoding) >= _LARGE_BYTES
 
 
+_ANSWER_BYTES = 400
+"""Of a response besides its results: ids, model, times, and its headers."""
+_RESULT_BYTES = 40
+"""Of a result besides its vector and its document: the tokens, the status, the lengths of fields."""
+_TOKEN_BYTES = 16
+"""Of a generated token: its id, its text, and the delta that tells of it."""
+
+
+def answer_bytes(request: Request, dimensions: int, *, as_json: bool = False) -> int:
+    """The size of its response as it will be written, in protobuf or JSON; `dimensions`: of the model's vectors."""
+    options, rows = request.options, request.vector_count
+    size = vector_bytes(options.dimensions or dimensions, options.encoding)
+    if request.generation is not None:
+        size = _TOKEN_BYTES * request.generation.left_tokens
+    elif request.scoring is not None:
+        size = size if not request.scoring.return_documents else size + request.characters // rows
+    total = _ANSWER_BYTES + rows * (_RESULT_BYTES + size)
+    return total * _JSON_PARTS // _PROTOBUF_PARTS if as_json else total
+
+
+_JSON_PARTS, _PROTOBUF_PARTS = 4, 3  # vectors are base64, which is all but a little
+
+
 def to_protobuf(request: Request, reply_id: str) -> bytes:
     outcome = request.outcomes[0]
     if len(request.outcomes) == 1 and isinstance(outcome, Vector) and not outcome.chunks:
