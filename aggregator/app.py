@@ -10,6 +10,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
 
+from aggregator.admission.ledger import INTAKE_SHARE, Ledger
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.models import Canary, Model, Models
 from aggregator.admission.quotas import QuotaPolicy, Quotas
@@ -93,6 +94,7 @@ class Aggregator:
             max_unavailable_s=settings.batching.max_unavailable_s,
         )
         self.sources: list[Source] = self._pipeline.sources
+        self._ledger = make_ledger(settings)
         if settings.kafka.enabled:
             self.sources.append(self._open_kafka(settings, tracing))
         if settings.redis.enabled:
@@ -125,10 +127,11 @@ class Aggregator:
         source = KafkaSource(
             settings.kafka,
             settings.models[0].name,
-            KafkaConsumer(settings.kafka, on_fenced, self._metrics),
+            KafkaConsumer(settings.kafka, on_fenced, self._metrics, intake=self._ledger.intake),
             KafkaProducer(settings.kafka, tracing=tracing),
             trusts_tenant=not settings.grpc.authentication.required,
             known=self._models.__contains__,
+            dimensions=self._models.dimensions,
             metrics=self._metrics,
             tracing=tracing,
         )
@@ -337,6 +340,13 @@ async def _warn(name: str, asking: Awaitable[Sequence[str]]) -> list[str]:
         return [str(error)]
     print(f"{name}: ok")
     return []
+
+
+def make_ledger(settings: AggregatorSettings) -> Ledger:
+    """The ledger of a process; a part that no source of this process uses goes to the other."""
+    pauses = settings.kafka.enabled or settings.redis.enabled
+    answers = bool(settings.grpc.bind or settings.http.bind)
+    return Ledger(settings.limits.memory_bytes, INTAKE_SHARE if pauses and answers else float(pauses))
 
 
 def make_limits(settings: AggregatorSettings, ready_aggregators: Callable[[], int] = lambda: 1) -> AdmissionLimits:

@@ -15,6 +15,7 @@ Holders = tuple[str, ...]
 """Whose shares a reservation counts against: a tenant, a connection."""
 
 MEMORY_BYTES = 256 * 1024 * 1024
+"""Of a test's or tool's parts that stand alone; the aggregator's setting is `limits.memory_bytes`."""
 INTAKE_SHARE = 0.5
 """The part of sources that pause, beside callers."""
 _RESUME_SHARE = 0.8

@@ -293,6 +293,22 @@ class BatchingSettings(Group):
     )
 
 
+_LEAST_MEMORY_BYTES = 16 * 1024 * 1024
+"""Less would refuse single requests of the largest size."""
+
+
+class LimitsSettings(Group):
+    """The bounds of one process."""
+
+    memory_bytes: int = Field(
+        default=256 * 1024 * 1024,
+        ge=_LEAST_MEMORY_BYTES,
+        description="bytes that requests hold together, from their arrival until their replies are taken: half for"
+        " Kafka and Redis, which pause at it, and half for callers, who are refused; all for either where the other is"
+        " off. The process takes some 300 MiB beside it",
+    )
+
+
 class SlaSettings(Group):
     """The latency target; without one, token budgets are the measured saturation points."""
 
@@ -342,6 +358,7 @@ class AggregatorSettings(Group):
         min_length=1,
     )
     batching: BatchingSettings = BatchingSettings()
+    limits: LimitsSettings = LimitsSettings()
     sla: SlaSettings = SlaSettings()
     demand: DemandSettings = DemandSettings()
     lifecycle: LifecycleSettings = Field(

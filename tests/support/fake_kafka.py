@@ -15,6 +15,7 @@ from aiokafka import errors as kafka_errors
 from aiokafka.partitioner import murmur2
 from typing_extensions import override
 
+from aggregator.admission.ledger import MEMORY_BYTES, Intake, Ledger
 from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.consumer import KafkaConsumer
@@ -153,10 +154,13 @@ class FakeKafka:
         on_fenced: Callable[[Sequence[InFlightRecord]], None] = lambda _: None,
         member: type[FakeMember] | None = None,
         counts: Metrics | None = None,
+        intake: Intake | None = None,
     ) -> KafkaConsumer:
         """The real intake as a member of this group."""
         made: Any = partial(member or FakeMember, self)
-        return KafkaConsumer(settings, on_fenced, counts or Metrics(MetricsBuffer()), client=made, look_up=self.look_up)
+        metrics = counts or Metrics(MetricsBuffer())
+        part = intake or Ledger(MEMORY_BYTES).intake
+        return KafkaConsumer(settings, on_fenced, metrics, client=made, look_up=self.look_up, intake=part)
 
     async def look_up(self, settings: KafkaSettings, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
         """The group's offsets, -1 where it has none."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
+from aggregator.admission.ledger import Intake
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.settings.aggregator import KafkaSettings
@@ -18,9 +19,16 @@ from tests.support.fake_kafka import FakeKafka, FakeProducer
 class KafkaSourceOverFakes:
     """A Kafka with these topics, and a source that reads it as the settings say."""
 
-    def __init__(self, settings: KafkaSettings, *topics: str) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        *topics: str,
+        intake: Intake | None = None,
+        dimensions: Callable[[str], int] = lambda _: 0,
+    ) -> None:
+        """`intake`: the part of the ledger; `dimensions`: of a model's vectors."""
         self.kafka = FakeKafka(*topics)
-        self.consumer = self.kafka.consumer(settings)
+        self.consumer = self.kafka.consumer(settings, intake=intake)
         self.producer = FakeProducer(self.kafka)
         self.buffer = MetricsBuffer()
         self.wall_ahead_s = 0.0
@@ -29,6 +37,7 @@ class KafkaSourceOverFakes:
             "m",
             self.consumer,
             self.producer,
+            dimensions=dimensions,
             metrics=Metrics(self.buffer),
             tracing=Tracing(),
             clock=lambda: asyncio.get_running_loop().time(),

@@ -32,9 +32,9 @@ _RETRY_S = 1.0  # longer than any poll: a gap says that nothing was to be read
 _BLOCKED_S = 10.0  # rights are granted by people
 _LEADER_S = 1.0  # a partition without a leader delays no other
 _PLACE_AGAIN_S = 0.5  # electing a leader takes about a second
-_FIRST_RECORDS = 32
+_FIRST_RECORDS = 8
 """Of a poll: their sizes say how many more it may ask for, as a poll is bounded in records only."""
-_GROWTH = 5  # 32, 160 and the rest: three polls of 1,000 records take 50 us more than one
+_GROWTH = 5  # 8, 40, 240 and the rest: four polls of 1,000 records take 60 us more than one
 _NO_PARTITION = TopicPartition("", -1)
 LookUp = Callable[[KafkaSettings, Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, int]]]
 """The group's committed offset of each partition, -1 if it has none. Raises KafkaError."""

@@ -34,8 +34,9 @@ from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX, encode, encode_fa
 
 _LOG = logging.getLogger(__name__)
 _PAUSE_S = 1.0  # people mend a full or missing topic
-_MOST_WAITING_BYTES = 2 * 1024 * 1024
-"""Of the records of a topic's dead letters that wait: above it the topic pauses, as all of them are tried together."""
+_MOST_WAITING_BYTES = 16 * 1024 * 1024
+"""Of the records of a topic's dead letters that wait: above it the topic pauses."""
+_TRIED_AT_ONCE = 1000  # dead letters; 10 ms of the event loop
 _MAX_KEPT_BYTES = 32 * 1024  # of key and headers, once the value was too large
 _TOO_LARGE = (MessageSizeTooLargeError, RecordTooLargeError)
 _UNWRITTEN: dict[type[Exception], Unwritten] = {
@@ -70,6 +71,8 @@ class Outcomes:
         if live:
             with contextlib.suppress(ProducerClosed):
                 replies = encode_replies(live, self.settings.group_id, self.clock())
+                for request in live:
+                    request.free_vectors()
                 async for delivered in self.producer.send(replies):
                     for position, error in delivered:
                         self._free_offset(live[position], replies[position], error)
@@ -140,7 +143,6 @@ def encode_replies(requests: Sequence[Request], group_id: str, now_s: float = 0.
         record, route = origin.in_flight, origin.route
         identity = reply_id(record, request.request_id, group_id)
         value = encode(request, identity, now_s, as_json=route.json)
-        request.free_vectors()
         replies.append(_to_route(request, record, route, value, identity=identity, group_id=group_id))
     return replies
 
@@ -219,7 +221,7 @@ class DeadLetter:
 
 @dataclass(eq=False)
 class DeadLetters:
-    """Writes dead letters in the background, all that wait for a topic at a time.
+    """Writes dead letters in the background, many of a topic at a time.
 
     A record is completed once its dead letter is acknowledged. A dead letter that cannot be written holds the commits
     of its record's partition until it can, or until the reply that it replaces is written after all: each further
@@ -253,12 +255,12 @@ class DeadLetters:
     async def _write_all(self, topic: str) -> None:
         try:
             while waiting := self._waiting.pop(topic, None):
-                del self._waiting_bytes[topic]
                 live = [each for each in waiting if not each.in_flight.committed_offset.fenced]  # others keep the rest
-                failed = await self._write(live) if live else []
-                if failed:
-                    self._waiting[topic] = failed + self._waiting.get(topic, [])
-                    self._waiting_bytes[topic] += sum(letter.in_flight.held_bytes for letter in failed)
+                tried, rest = live[:_TRIED_AT_ONCE], live[_TRIED_AT_ONCE:]
+                failed = await self._write(tried) if tried else []
+                if left := rest + self._waiting.get(topic, []) + failed:
+                    self._waiting[topic] = left
+                self._waiting_bytes[topic] = sum(letter.in_flight.held_bytes for letter in left)
                 self._watch_full()
         except ProducerClosed:
             pass  # the next consumer of these records finds the same

@@ -1,4 +1,4 @@
-"""Large records wait apart from the small ones, in order and bounded; those of held topics wait longer."""
+"""Large records wait apart from the small ones, in order; those of held topics wait longer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def fetched(size: int, topic: str = "a") -> Fetched:
 
 
 def opened() -> LargeRecords:
-    return LargeRecords(lambda: None)
+    return LargeRecords()
 
 
 def topics(records: Sequence[Fetched]) -> list[str]:

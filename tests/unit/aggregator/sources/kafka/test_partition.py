@@ -61,7 +61,9 @@ def test_reading_goes_on_behind_what_was_read_and_never_back() -> None:
     partition = Partition(TopicPartition("requests", 0), 10, 10)
     assert (partition.read_to, partition.delivered_to, partition.committed) == (10, 10, 10)
     assert (partition.committed_offset.topic, partition.committed_offset.partition) == ("requests", 0)
-    partition.fetched, partition.read_to = [record_at(10), record_at(11)], 20
+    partition.keep([record_at(10)], 11)
+    partition.keep([record_at(11)], 20)
+    partition.keep([], 15)
     assert [in_flight.offset for in_flight in partition.deliver()] == [10, 11]
     assert (partition.read_to, partition.delivered_to) == (20, 20)
     assert not partition.fetched
