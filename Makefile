@@ -3,7 +3,7 @@ ARGS ?=
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help up install test faults test-cluster bench bench-gpu fuzz fmt lint types proto proto-check chart lock clean
+.PHONY: help up install test faults test-cluster bench bench-gpu fuzz fmt lint types wings proto proto-check chart lock clean
 
 ##@ Use
 up: ## Install, start Kafka, a model server and an aggregator, and embed 200 questions (ARGS=--help for the options)
@@ -50,6 +50,10 @@ lint: ## Check style, spelling, the import rules and the generated code
 types: ## Check types with mypy and pyright
 	@.ci/install --dev
 	@$(PY) -m tests.run types
+
+wings: ## Delete each wing in a copy, run types and unit tests on the rest, and print its price (ARGS="redrive" for one)
+	@.ci/install --dev
+	@$(PY) -m tests.wings --whole $(ARGS)
 
 ##@ Maintain
 proto: ## Generate the code of protos/

@@ -171,6 +171,7 @@ SUITES = (
         ),
     ),
     Suite("imports", ((f"{sys.prefix}/bin/lint-imports",),)),
+    Suite("wings", (_python("tests.wings"),)),
     Suite("promises", (_python("tests.promises"),)),
     Suite("proto", ((".ci/proto", "--check"),)),
     Suite("types", (_python("mypy"), _python("pyright"))),

@@ -61,7 +61,12 @@ def names(settings: type[BaseModel], before: str = "") -> Iterator[str]:
                 yield from names(kind, f"{before}{name}[]." if is_list else f"{before}{name}.")
 
 
-KNOWN = {name for each in (AggregatorSettings, ModelServerSettings, ScalerSettings) for name in names(each)}
+PROCESSES = (
+    AggregatorSettings,
+    ModelServerSettings,
+    ScalerSettings,
+)
+KNOWN = {name for each in PROCESSES for name in names(each)}
 GROUPS = {name.split(".")[0].removesuffix("[]") for name in KNOWN if "." in name}
 
 

@@ -27,9 +27,8 @@ from google.protobuf.message import Message
 
 from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings, KafkaSettings, TopicSettings
 from aggregator.sources.kafka.connection import client_options
-from aggregator.wings.scaler.external_metrics.discovery import GROUP, VERSION
-from aggregator.wings.scaler.external_metrics.registration import PATH, holder
 from k8s.kube.client import connect
+from k8s.kube.external_metrics import GROUP, PATH, VERSION, holder
 from k8s.kube.objects import KubernetesError
 from k8s.pod.errors import StartError
 from k8s.pod.settings import load

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from k8s.kube.external_metrics import GROUP, VERSION
+
 Document = dict[str, Any]
-
-GROUP = "external.metrics.k8s.io"
-VERSION = "v1beta1"
-
 
 _GROUP_VERSION = {"groupVersion": f"{GROUP}/{VERSION}", "version": VERSION}
 _GROUP: Document = {

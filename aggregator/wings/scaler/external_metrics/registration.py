@@ -8,37 +8,18 @@ from __future__ import annotations
 
 import base64
 import logging
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from aggregator.wings.scaler.external_metrics.discovery import GROUP, VERSION
+from k8s.kube.external_metrics import GROUP, MARK, NAME, PATH, VERSION, Holder, holder
 from k8s.kube.objects import KubernetesError, Object
 
 if TYPE_CHECKING:
     from k8s.kube.connection import Kubernetes
 
 _LOG = logging.getLogger(__name__)
-NAME = f"{VERSION}.{GROUP}"
-PATH = f"/apis/apiregistration.k8s.io/v1/apiservices/{NAME}"
 _ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles/"
-_MARK = "tokenbatch/scaler"
 _FORBIDDEN, _NOT_FOUND, _CONFLICT = 403, 404, 409
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """The Service of an APIService; `is_scaler`: of tokenbatch, which asks the scalers of other releases."""
-
-    service: str
-    is_scaler: bool
-
-
-def holder(found: Object) -> Holder:
-    """The holder of the registration. The annotation counts only if it names the same Service."""
-    service = found.get("spec", {}).get("service") or {}
-    name = f"{service.get('namespace', '')}/{service.get('name', '')}"
-    return Holder(name, (found["metadata"].get("annotations") or {}).get(_MARK) == name)
 
 
 class Registration:
@@ -97,7 +78,7 @@ class Registration:
         if ca_bundle:
             spec["caBundle"] = base64.b64encode(ca_bundle).decode()
         labels = {"app.kubernetes.io/part-of": "tokenbatch", "app.kubernetes.io/managed-by": self._service}
-        metadata: Object = {"name": NAME, "labels": labels, "annotations": {_MARK: self._self.service}}
+        metadata: Object = {"name": NAME, "labels": labels, "annotations": {MARK: self._self.service}}
         if owners:
             metadata["ownerReferences"] = owners
         return {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": metadata, "spec": spec}

@@ -94,7 +94,13 @@ def test_every_address_in_settings_is_checked(
         load(settings, "X_")
 
 
-@pytest.mark.parametrize(("settings", "name"), [(AggregatorSettings, "GRPC"), (ScalerSettings, "API")])
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        (AggregatorSettings, "GRPC"),
+        (ScalerSettings, "API"),
+    ],
+)
 def test_a_port_that_is_not_served_has_no_address(
     monkeypatch: pytest.MonkeyPatch, settings: type[Group], name: str
 ) -> None:

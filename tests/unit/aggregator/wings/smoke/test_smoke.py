@@ -13,9 +13,9 @@ from aiohttp import web
 from typing_extensions import override
 
 from aggregator.settings.aggregator import AggregatorSettings, KafkaSettings, ModelSettings
-from aggregator.wings.scaler.external_metrics.registration import PATH
 from aggregator.wings.smoke import command as smoke
 from aggregator.wings.smoke.command import Failed, prove
+from k8s.kube.external_metrics import PATH
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from protos.generation.v1.generation_pb2 import GenerateRequest, GenerateResponse, Usage

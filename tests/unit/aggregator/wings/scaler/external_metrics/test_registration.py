@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from aggregator.wings.scaler.external_metrics.registration import PATH, Registration
+from aggregator.wings.scaler.external_metrics.registration import Registration
 from k8s.kube.connection import Kubernetes
+from k8s.kube.external_metrics import PATH
 from tests.support.fake_kubernetes import FakeKubernetesApi
 
 ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles"

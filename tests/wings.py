@@ -1,0 +1,288 @@
+"""Delete each wing in a copy of the tree, and see that the rest stands: `python -m tests.wings [--whole] [--write]`.
+
+A wing is a folder below `aggregator/wings/` or `modelserver/wings/`. Removed with it are its tests, in folders of its
+path below `tests/*/`, and its registry lines: the imports of it from outside, and the table lines that use their names.
+`loadtest/` stands above both and may simulate a wing: its files that cannot do without one go with it, and their tests.
+The quick form checks that every file parses, that nothing undefined or missing is named, that the layers hold and
+that every module imports; `--whole` runs mypy and the unit tests too. `--write` puts prices into docs/architecture.md.
+"""
+
+import argparse
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = Path("docs/architecture.md")
+BEGIN, END = "<!-- prices: python -m tests.wings --write -->", "<!-- end of prices -->"
+PROCESSES = ("aggregator", "modelserver")
+PRODUCT = ("aggregator", "modelserver", "k8s", "protos", "helm")
+YARD = "loadtest"
+_CONTRACTS = Path("pyproject.toml")
+_METRIC = re.compile(r"\bInstrument\(|\.(?:counter|histogram)\(")
+_SETTING = re.compile(r"^    \w+: .*= ?(?:Field\(|\w+\()", re.MULTILINE)
+_IMPORT_EACH = """
+import importlib, pathlib, sys
+sys.path.insert(0, "")
+for folder in {folders}:
+    for file in sorted(pathlib.Path(folder).rglob("*.py")):
+        name = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+        if not name.endswith("__main__"):
+            importlib.import_module(name)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wing:
+    """A capability in one folder; `registry` are the lines outside of it, `FILE:LINE`, that go with it."""
+
+    folder: Path
+    registry: tuple[tuple[Path, int], ...]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def module(self) -> str:
+        return ".".join(self.folder.parts)
+
+    def tests(self, root: Path) -> Iterator[Path]:
+        """The folders of its tests."""
+        for suite in sorted((root / "tests").iterdir()):
+            if (suite / self.folder).is_dir():
+                yield (suite / self.folder).relative_to(root)
+
+
+class Woven(Exception):
+    """A wing cannot be removed by its folder and registry lines."""
+
+
+def wings(root: Path = ROOT) -> list[Wing]:
+    """Every wing, with its registry lines. Raises Woven."""
+    folders = [
+        folder.relative_to(root)
+        for process in PROCESSES
+        for folder in sorted((root / process / "wings").glob("*/"))
+        if (folder / "__init__.py").is_file()
+    ]
+    return [Wing(folder, tuple(_registry_lines(root, folder))) for folder in folders]
+
+
+def _registry_lines(root: Path, folder: Path) -> Iterator[tuple[Path, int]]:
+    """The lines that name a wing from outside. Raises Woven where one of the product is part of a longer statement."""
+    module = ".".join(folder.parts)
+    for number, line in enumerate((root / _CONTRACTS).read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip().startswith(f'"{module}.'):
+            yield _CONTRACTS, number
+    own = {folder, *(Path("tests") / suite.name / folder for suite in (root / "tests").iterdir())}
+    for file in sources(root, (*PRODUCT, "tests")):
+        text = (root / file).read_text(encoding="utf-8")
+        if module in text and not own & {*file.parents}:
+            yield from ((file, number) for number in _naming(file, text, module))
+
+
+def _naming(file: Path, text: str, module: str) -> Iterator[int]:
+    """The lines of a file that import a wing or use what they import; of a test, with the function around them."""
+    tree, lines = ast.parse(text), text.splitlines()
+    imports = [
+        node for node in tree.body if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{module}.")
+    ]
+    for node in imports:
+        yield from range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    bound = {alias.asname or alias.name for node in imports for alias in node.names}
+    for used in ast.walk(tree):
+        if not isinstance(used, ast.Name) or used.id not in bound:
+            continue
+        line = lines[used.lineno - 1].strip()
+        if line.endswith(",") and _is_element(line):
+            yield used.lineno
+        elif file.parts[0] == "tests":
+            yield from _statement_around(tree, used)
+        else:
+            raise Woven(f"{file}:{used.lineno}: {line}: is no line of a table")
+
+
+def _statement_around(tree: ast.Module, inner: ast.Name) -> range:
+    """The lines of the top-level statement that a name is part of."""
+    for node in tree.body:
+        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+        last = node.end_lineno or node.lineno
+        if first <= inner.lineno <= last:
+            return range(first, last + 1)
+    raise AssertionError(f"a bug: line {inner.lineno} is in no statement")
+
+
+def _is_element(line: str) -> bool:
+    """Whether a line that ends in a comma is an element of a table by itself, so that the rest parses without it."""
+    for table in (f"[{line}]", f"{{{line}}}", f"f({line})"):
+        try:
+            ast.parse(table)
+        except SyntaxError:
+            continue
+        return True
+    return False
+
+
+def sources(root: Path, folders: Sequence[str]) -> Iterator[Path]:
+    """The Python files of folders that git knows, generated code left out, relative to `root`."""
+    listed = subprocess.run(
+        ("git", "ls-files", "-co", "--exclude-standard", "--", *folders),
+        cwd=root,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    for name in sorted(set(listed)):
+        if name.endswith(".py") and "_pb2" not in name and (root / name).is_file():
+            yield Path(name)
+
+
+def without(wing: Wing, copy: Path) -> None:
+    """Copy the tree to `copy`, less a wing."""
+    listed = subprocess.run(
+        ("git", "ls-files", "-co", "--exclude-standard", "-z"), cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split("\0")
+    gone = {wing.folder, *wing.tests(ROOT)}
+    for name in map(Path, filter(None, listed)):
+        if (ROOT / name).is_file() and not gone & {name, *name.parents}:
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    for file in {file for file, _ in wing.registry}:  # of the product and of tests
+        removed = {number for at, number in wing.registry if at == file}
+        kept = (ROOT / file).read_text(encoding="utf-8").splitlines(keepends=True)
+        (copy / file).write_text("".join(line for number, line in enumerate(kept, 1) if number not in removed))
+    subprocess.run(("git", "init", "--quiet"), cwd=copy, check=True)  # the files of the copy are listed by git too
+    while yard := {file for file, _ in missing(copy) if YARD in file.parts}:
+        for file in yard:
+            (copy / file).unlink()
+
+
+def quick(wing: Wing, copy: Path) -> Iterator[str]:
+    """What does not stand without a wing, in words."""
+    yield from _fails(copy, sys.executable, "-m", "ruff", "check", "--quiet", "--select", "F", "--ignore", "F401", ".")
+    yield from (what for _, what in missing(copy))
+    yield from _fails(copy, f"{sys.prefix}/bin/lint-imports", "--no-cache")
+    folders = (
+        [f"{process}" for process in ("aggregator", "k8s", "protos")] if wing.folder.parts[0] == "aggregator" else []
+    )
+    if folders:
+        yield from _fails(copy, sys.executable, "-c", _IMPORT_EACH.format(folders=folders))
+
+
+def whole(wing: Wing, copy: Path) -> Iterator[str]:
+    """The quick form, types, and the unit tests of the rest."""
+    yield from quick(wing, copy)
+    yield from _fails(copy, sys.executable, "-m", "mypy", "--no-incremental")
+    yield from _fails(copy, sys.executable, "-m", "pytest", "-q", "-n", "2", "-m", "not privileged", "tests/unit")
+
+
+def _fails(copy: Path, *command: str) -> Iterator[str]:
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    ended = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        yield f"{' '.join(command[1:4])}: {(ended.stdout + ended.stderr).strip()[-2000:]}"
+
+
+def missing(root: Path) -> Iterator[tuple[Path, str]]:
+    """The files that import of the project's own modules what is not there, and the import in words."""
+    own_folders = {*PRODUCT, YARD, "tests"}
+    files = set(sources(root, sorted(own_folders)))
+    names: dict[Path, set[str]] = {}
+    for file in sorted(files):
+        for node in ast.walk(ast.parse((root / file).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in own_folders:
+                at = root.joinpath(*node.module.split("."))
+                own = at.with_suffix(".py") if at.with_suffix(".py").is_file() else at / "__init__.py"
+                if "_pb2" in node.module:
+                    continue
+                if not own.is_file() and not at.is_dir():
+                    yield file, f"{file}:{node.lineno}: {node.module} is gone"
+                    continue
+                defined = names.get(own)
+                if defined is None:
+                    defined = names[own] = set(_defined(own)) if own.is_file() else set()
+                for alias in node.names:
+                    inside = at / alias.name
+                    if alias.name not in defined and not inside.with_suffix(".py").is_file() and not inside.is_dir():
+                        yield file, f"{file}:{node.lineno}: {node.module}.{alias.name} is gone"
+
+
+def _defined(file: Path) -> Iterator[str]:
+    """The names that a module binds, at any depth of its conditions."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def price(wing: Wing) -> str:
+    """A wing's row of the table."""
+
+    def lines(*folders: Path) -> int:
+        return (
+            sum(
+                (ROOT / file).read_text(encoding="utf-8").count("\n")
+                for file in sources(ROOT, [str(each) for each in folders])
+            )
+            if folders
+            else 0
+        )
+
+    texts = [(ROOT / file).read_text(encoding="utf-8") for file in sources(ROOT, [str(wing.folder)])]
+    settings = sum(len(_SETTING.findall(text)) for text in texts if "(Group)" in text)
+    metrics = sum(len(_METRIC.findall(text)) for text in texts)
+    return (
+        f"| [`{wing.folder}/`](../{wing.folder}/__init__.py) | {lines(wing.folder)} | {lines(*wing.tests(ROOT))} |"
+        f" {settings} | {metrics} | {sum('tests' not in file.parts for file, _ in wing.registry)} |"
+    )
+
+
+def table(found: Sequence[Wing]) -> str:
+    """The prices of all wings, as they stand in docs/architecture.md."""
+    return "\n".join(
+        [
+            "| wing | lines | of its tests | settings | metrics | registry lines |",
+            "|---|--:|--:|--:|--:|--:|",
+            *map(price, found),
+        ]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.wings", description=__doc__)
+    parser.add_argument("--whole", action="store_true", help="run mypy and the unit tests of the rest, minutes a wing")
+    parser.add_argument("--write", action="store_true", help=f"write the prices into {PAGE}")
+    parser.add_argument("wing", nargs="*", help="the names of some wings; all when absent")
+    options = parser.parse_args()
+    found = wings()
+    if options.write:
+        before, _, rest = (ROOT / PAGE).read_text(encoding="utf-8").partition(BEGIN)
+        (ROOT / PAGE).write_text(f"{before}{BEGIN}\n{table(found)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    print(table(found))
+    check: Callable[[Wing, Path], Iterator[str]] = whole if options.whole else quick
+    failures = 0
+    for wing in found:
+        if options.wing and wing.name not in options.wing:
+            continue
+        with tempfile.TemporaryDirectory(prefix=f"without-{wing.name}-") as folder:
+            without(wing, Path(folder))
+            problems = list(check(wing, Path(folder)))
+        failures += bool(problems)
+        print(f"without {wing.module}: {'stands' if not problems else 'FALLS'}", *problems, sep="\n    ", flush=True)
+    print(f"{len(found) - failures} passed, {failures} failed, 0 skipped" if not options.wing else "")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
