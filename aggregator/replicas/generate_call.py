@@ -157,9 +157,9 @@ class GenerateCall:
 
     def _charge(self, step: pb.GenerateStep) -> None:
         """Charge each account its part of the steps' time. Raises ModelServerLost for invalid accounts or times."""
-        if len(step.accounts) * 2 != len(step.account_s) or len(step.account_s) % _FLOAT64.itemsize:
+        if len(step.accounts) * 2 != len(step.account_seconds) or len(step.account_seconds) % _FLOAT64.itemsize:
             raise ModelServerLost("the answer's accounts and their times do not fit")
-        seconds = np.frombuffer(step.account_s, _FLOAT64)
+        seconds = np.frombuffer(step.account_seconds, _FLOAT64)
         if not bool(np.isfinite(seconds).all() and (seconds >= 0.0).all()):
             raise ModelServerLost("the answer charges an account with a time that cannot be")
         for account, taken_s in zip(np.frombuffer(step.accounts, _UINT32).tolist(), seconds.tolist(), strict=True):

@@ -64,7 +64,7 @@ class Outbox:
                 finished=self._finished,
                 logprobs=self._logprobs,
                 accounts=np.array(list(self._seconds), "<u4").tobytes(),
-                account_s=np.array(list(self._seconds.values()), "<f8").tobytes(),
+                account_seconds=np.array(list(self._seconds.values()), "<f8").tobytes(),
             )
             step.MergeFrom(self._state)
             self._sequences, self._counts, self._token_ids, self._seconds = [], [], [], {}

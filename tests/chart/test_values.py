@@ -231,6 +231,21 @@ def test_zero_and_false_override_a_default() -> None:
     assert not any(each["metadata"]["name"] == "t-tokenbatch-m" and "Autoscaler" in each["kind"] for each in objects)
 
 
+@pytest.mark.parametrize(
+    ("values", "image"),
+    [
+        ("gpu.count=1", "tokenbatch/modelserver:0.1.0"),
+        ("gpu.count=0", "tokenbatch/modelserver:0.1.0-cpu"),
+        ("gpu.count=0,modelServer.image.tag=mine", "tokenbatch/modelserver:mine"),
+        ("gpu.count=0,modelServer.image.digest=sha256:ab", "tokenbatch/modelserver@sha256:ab"),
+    ],
+)
+def test_a_model_without_a_gpu_has_the_image_for_cpus(values: str, image: str) -> None:
+    objects = render("default", "--set", f"models[0].name=m,models[0].{values}")
+    (container,) = find(objects, "Deployment", "t-tokenbatch-m")["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == image
+
+
 def test_a_model_that_generates_is_a_topic_and_settings() -> None:
     """With Strimzi its reply topic is made, too."""
     topic = "kafka.config.topics[0]"

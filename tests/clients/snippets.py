@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CONTRACTS = tuple(Path(f"protos/{name}/v1/{name}.proto") for name in ("embedding", "generation", "ranking"))
 
 _PAGE, _STREAMS = ROOT / "docs" / "clients.md", ROOT / "docs" / "flink_kafka_streams.md"
 _EXAMPLES = ROOT / "docs" / "examples"
@@ -22,15 +22,13 @@ class Page:
     commands: list[tuple[str, str]]
 
     def write(self, language: str, folder: Path) -> None:
-        """Put a language's files into a folder, with the contracts beside them."""
+        """Put a language's files into a folder, with a copy of `protos/` beside them, as the page says."""
         for name, content in self.files.items():
             if name.startswith(f"{language}/"):
                 file = folder / name.removeprefix(f"{language}/")
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(content)
-        for contract in CONTRACTS:
-            (folder / contract).parent.mkdir(parents=True, exist_ok=True)
-            (folder / contract).write_text((ROOT / contract).read_text())
+        shutil.copytree(ROOT / "protos", folder / "protos", ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def read() -> Page:

@@ -151,7 +151,7 @@ class SequenceLogprobs(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., width: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ...) -> None: ...
 
 class GenerateStep(_message.Message):
-    __slots__ = ("sequences", "counts", "token_ids", "finished", "logprobs", "step_duration_s", "free_kv_tokens", "running", "waiting_tokens", "embed_room_tokens", "decoding_sequences", "prompt_tokens", "embedding_tokens", "accounts", "account_s")
+    __slots__ = ("sequences", "counts", "token_ids", "finished", "logprobs", "step_duration_s", "free_kv_tokens", "running", "waiting_tokens", "embed_room_tokens", "decoding_sequences", "prompt_tokens", "embedding_tokens", "accounts", "account_seconds")
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -166,7 +166,7 @@ class GenerateStep(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
-    ACCOUNT_S_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     sequences: bytes
     counts: bytes
     token_ids: bytes
@@ -181,8 +181,8 @@ class GenerateStep(_message.Message):
     prompt_tokens: int
     embedding_tokens: int
     accounts: bytes
-    account_s: bytes
-    def __init__(self, sequences: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[FinishedSequence, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., step_duration_s: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., embed_room_tokens: _Optional[int] = ..., decoding_sequences: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., embedding_tokens: _Optional[int] = ..., accounts: _Optional[bytes] = ..., account_s: _Optional[bytes] = ...) -> None: ...
+    account_seconds: bytes
+    def __init__(self, sequences: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[FinishedSequence, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., step_duration_s: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., embed_room_tokens: _Optional[int] = ..., decoding_sequences: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., embedding_tokens: _Optional[int] = ..., accounts: _Optional[bytes] = ..., account_seconds: _Optional[bytes] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

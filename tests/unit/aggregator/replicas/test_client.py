@@ -163,7 +163,9 @@ def test_the_last_steps_are_kept_as_reported_and_the_load_is_the_lasts() -> None
 
 def charged(*seconds: float, accounts: int | None = None) -> pb.GenerateStep:
     numbers = range(len(seconds) if accounts is None else accounts)
-    return pb.GenerateStep(accounts=np.array(numbers, "<u4").tobytes(), account_s=np.array(seconds, "<f8").tobytes())
+    return pb.GenerateStep(
+        accounts=np.array(numbers, "<u4").tobytes(), account_seconds=np.array(seconds, "<f8").tobytes()
+    )
 
 
 def test_parts_of_steps_are_counted_for_whose_sequences_they_computed() -> None:
@@ -180,7 +182,8 @@ def test_parts_of_steps_are_counted_for_whose_sequences_they_computed() -> None:
 
 
 @pytest.mark.parametrize(
-    "step", [charged(-0.1), charged(np.nan), charged(np.inf), charged(0.1, accounts=2), pb.GenerateStep(account_s=b"1")]
+    "step",
+    [charged(-0.1), charged(np.nan), charged(np.inf), charged(0.1, accounts=2), pb.GenerateStep(account_seconds=b"1")],
 )
 def test_parts_of_steps_that_cannot_be_right_lose_the_server(step: pb.GenerateStep) -> None:
     call = GenerateCall(description(), never, lambda _: ModelServerLost("x"), Costs(MetricsBuffer()))

@@ -292,6 +292,9 @@ def account_s(*steps: pb.GenerateStep | None) -> dict[int, float]:
     found: dict[int, float] = {}
     for step in steps:
         assert step is not None
-        accounts, seconds = np.frombuffer(step.accounts, "<u4").tolist(), np.frombuffer(step.account_s, "<f8").tolist()
+        accounts, seconds = (
+            np.frombuffer(step.accounts, "<u4").tolist(),
+            np.frombuffer(step.account_seconds, "<f8").tolist(),
+        )
         found |= dict(zip(accounts, seconds, strict=True))
     return found
