@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -122,8 +123,43 @@ class SyntheticSettings(Group):
     poison_mode: Literal["error", "exit", "break", "stall", "hang", "lose"] = "error"
 
 
+def _of_vllm(name: str) -> str:
+    return f'it is vLLM\'s: give it in engine.vllm_options, as {{"{name}": …}}'
+
+
+_VLLM_OPTIONS = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "gpu_memory_utilization"),
+    *("trust_remote_code", "quantization", "enforce_eager", "max_num_seqs", "max_logprobs", "kv_cache_dtype"),
+    *("enable_prefix_caching", "enable_chunked_prefill", "block_size", "swap_space", "seed", "hf_overrides"),
+    *("rope_scaling", "load_format", "download_dir", "tokenizer", "tokenizer_mode", "cpu_offload_gb"),
+    *("override_pooler_config", "pooler_config", "compilation_config", "attention_backend", "device"),
+)
+
+
 class ModelServerSettings(Group):
     """All settings of the model server."""
+
+    other_names: ClassVar[Mapping[str, str]] = {
+        **{name: _of_vllm(name) for name in _VLLM_OPTIONS},
+        "max_model_len": "model.max_input_tokens",
+        "max_input_length": "model.max_input_tokens",
+        "max_seq_length": "model.max_input_tokens",
+        "max_batch_tokens": "engine.step_tokens",
+        "max_num_batched_tokens": "engine.step_tokens",
+        "model_id": "model.path",
+        "id": "model.path",
+        "served_model_name": "model.name",
+        "runner": "model.task",
+        "convert": "model.task",
+        "pooling": "the model's own files say how it pools: leave it out",
+        "lora_modules": "model.adapter",
+        "port": "grpc.bind",
+        "host": "grpc.bind",
+        "hostname": "grpc.bind",
+        "api_key": "model servers authenticate nobody: callers reach the aggregator",
+        "otlp_endpoint": "set OTEL_EXPORTER_OTLP_ENDPOINT",
+        "hf_token": "set HF_TOKEN",
+    }
 
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, field_validator, model_validator
 
 from aggregator.settings.addresses import changes, check_address
+from aggregator.settings.other_names import AGGREGATOR_NAMES
 from aggregator.settings.redis import OTHER_REPLIES, IntakeSettings, RedisSettings
 from k8s.pod.addresses import OptionalBind, Servers
 from k8s.pod.settings import Group
@@ -346,6 +347,8 @@ class LifecycleSettings(Group):
 
 class AggregatorSettings(Group):
     """All settings of the aggregator."""
+
+    other_names: ClassVar[Mapping[str, str]] = AGGREGATOR_NAMES
 
     kafka: KafkaSettings = KafkaSettings()
     redis: RedisSettings = RedisSettings()

@@ -10,7 +10,7 @@ from aggregator.settings import aggregator
 from aggregator.wings.scaler import settings as scaler
 from helm.generate.schema import CHART_SETS
 from k8s.pod.help import described
-from k8s.pod.settings import Leaf, element_of, leaves
+from k8s.pod.setting_names import Leaf, element_of, leaves
 from modelserver import settings as modelserver
 
 _HEAD = """\

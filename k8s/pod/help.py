@@ -19,7 +19,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from k8s.pod.settings import Leaf, element_of, env_name, group_of, leaves
+from k8s.pod.setting_names import Leaf, element_of, env_name, group_of, leaves
 
 _WIDTH = 110  # characters of a line
 _BOUNDS = {Gt: (">", "gt"), Ge: ("≥", "ge"), Lt: ("<", "lt"), Le: ("≤", "le")}

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
-from json import JSONDecodeError
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -25,15 +19,18 @@ from pydantic_settings import (
 from typing_extensions import override
 
 from k8s.pod.errors import StartError
-
-_SERVICE_LINK = re.compile(r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_\w+)", re.ASCII)
-"""Variables that Kubernetes sets in a pod for a Service of the same name."""
+from k8s.pod.setting_errors import bad_json, problems
+from k8s.pod.setting_names import Names, all_paths, env_name, is_service_link
 
 
 class Group(BaseModel):
-    """One group of settings, immutable; also all settings of a process."""
+    """One group of settings, immutable; also all settings of a process.
+
+    `other_names`: of vLLM, TEI and Kafka, by their last part: the setting that is the same here, or what to do.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    other_names: ClassVar[Mapping[str, str]] = {}
 
 
 S = TypeVar("S", bound=Group)
@@ -63,12 +60,14 @@ def load(settings_type: type[S], prefix: str, file: Path | None = None) -> S:
 
     if file is not None and not file.is_file():
         raise SettingsError(f"{file}: no such file")
-    if unknown := "\n".join(_unknown_variables(settings_type, prefix)):
-        raise SettingsError(unknown)
+    names = Names(settings_type, settings_type.other_names)
+    wrong = [*_unknown_variables(settings_type, names, prefix), *bad_json(settings_type, prefix, os.environ)]
+    if wrong:
+        raise SettingsError("\n".join(wrong))
     try:
         loaded = create_model("Loaded", __base__=(settings_type, Sources))()
     except ValidationError as error:
-        lines = dict.fromkeys(_problem(settings_type, detail) for detail in error.errors(include_input=False))
+        lines = problems(settings_type, names, error.errors(include_input=False))
         raise SettingsError("\n".join(lines)) from None
     except Exception as error:  # noqa: BLE001 - what the parsers of YAML and JSON raise, down to a date in month 13
         raise SettingsError(f"{file or 'the environment'}: {_reason(error)}") from None
@@ -80,24 +79,13 @@ def as_text(settings: Group) -> str:
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _unknown_variables(settings_type: type[BaseModel], prefix: str) -> Iterator[str]:
-    known = {env_name(prefix, path) for path in all_paths(settings_type)}
+def _unknown_variables(settings_type: type[BaseModel], names: Names, prefix: str) -> Iterator[str]:
+    known = {env_name(prefix, path): path for path in all_paths(settings_type)}
+    shown = {path: name for name, path in known.items()}
     for name in sorted(os.environ):
-        ours = name.upper().startswith(prefix) and not _SERVICE_LINK.fullmatch(name[len(prefix) :])
-        if ours and name.upper() not in known:
-            yield f"{name} is not a setting{_suggestion(name.upper(), known)}"
-
-
-def _problem(settings_type: type[BaseModel], error: ErrorDetails) -> str:
-    key = ".".join(map(str, error["loc"]))
-    if error["type"] != "extra_forbidden":
-        return f"{key}: {error['msg']}" if key else error["msg"]
-    return f"{key} is not a setting{_suggestion(key, {'.'.join(path) for path in all_paths(settings_type)})}"
-
-
-def _suggestion(name: str, known: set[str]) -> str:
-    nearest = get_close_matches(name, sorted(known), n=1)
-    return f": did you mean {nearest[0]}?" if nearest else "; --help lists all"
+        own = name[len(prefix) :]
+        if name.upper().startswith(prefix) and not is_service_link(own) and name.upper() not in known:
+            yield f"{name} is not a setting{names.meant(tuple(own.lower().split('__')), shown)}"
 
 
 def _reason(error: Exception) -> str:
@@ -106,50 +94,4 @@ def _reason(error: Exception) -> str:
         return f"line {error.problem_mark.line + 1}: {error.problem}"
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    if isinstance(error.__cause__, JSONDecodeError):
-        return f"{error}: {error.__cause__.msg}"
     return type(error).__name__
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One setting: where it stands, what it takes, and its default (PydanticUndefined where it must be given)."""
-
-    path: tuple[str, ...]
-    field: FieldInfo
-    default: Any
-
-
-def leaves(
-    settings_type: type[BaseModel], path: tuple[str, ...] = (), defaults: BaseModel | None = None
-) -> Iterator[Leaf]:
-    """Every setting of a type, group by group; a group with a description is one setting, a mapping."""
-    for name, field in settings_type.model_fields.items():
-        group = group_of(field.annotation)
-        default = field.get_default() if defaults is None else getattr(defaults, name)
-        if group is None or field.description:
-            yield Leaf((*path, name), field, default)
-        else:
-            yield from leaves(group, (*path, name), default if isinstance(default, BaseModel) else None)
-
-
-def all_paths(settings_type: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every name that a setting may be given by, those of groups as a whole included."""
-    for name, field in settings_type.model_fields.items():
-        yield (*path, name)
-        group = group_of(field.annotation) or element_of(field.annotation)
-        if group is not None:
-            yield from all_paths(group, (*path, name))
-
-
-def group_of(annotation: Any) -> type[BaseModel] | None:
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-
-
-def element_of(annotation: Any) -> type[BaseModel] | None:
-    models = (group_of(argument) for argument in get_args(annotation))
-    return next((model for model in models if model is not None), None)
-
-
-def env_name(prefix: str, path: Sequence[str]) -> str:
-    return prefix + "__".join(path).upper()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 
 from aggregator.settings.addresses import check_address
 from aggregator.settings.aggregator import KafkaSettings
+from aggregator.settings.other_names import KAFKA_NAMES
 from k8s.kube.endpoints import SCHEME
 from k8s.pod.addresses import Bind, OptionalBind
 from k8s.pod.settings import Group
@@ -99,6 +101,12 @@ class KedaSettings(Group):
 class ScalerSettings(Group):
     """All settings of the scaler."""
 
+    other_names: ClassVar[Mapping[str, str]] = {
+        **KAFKA_NAMES,
+        "port": "give host:port as keda.bind, api.bind or telemetry.metrics_bind",
+        "min_replicas": "the autoscaler has it, not the scaler",
+        "max_replicas": "the autoscaler has it, not the scaler",
+    }
     most_connections: ClassVar[int] = 64
     """The most connections to each port: of API servers, KEDA, other scalers and probes."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from k8s.pod.help import help_text
-from k8s.pod.settings import load
+from k8s.pod.settings import SettingsError, load
 from modelserver.settings import ENV_PREFIX, ModelServerSettings
 
 
@@ -13,6 +13,27 @@ def test_options_of_vllm_are_a_mapping_in_the_environment(monkeypatch: pytest.Mo
     monkeypatch.setenv(f"{ENV_PREFIX}ENGINE__VLLM_OPTIONS", '{"enforce_eager": true}')
     settings = load(ModelServerSettings, ENV_PREFIX)
     assert settings.engine.vllm_options == {"enforce_eager": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("MODEL__DTYPE", f"did you mean {ENV_PREFIX}ENGINE__DTYPE?"),
+        ("ENGINE__MAX_MODEL_LEN", f"did you mean {ENV_PREFIX}MODEL__MAX_INPUT_TOKENS?"),
+        ("MAX_BATCH_TOKENS", f"did you mean {ENV_PREFIX}ENGINE__STEP_TOKENS?"),
+        (
+            "ENGINE__TENSOR_PARALLEL_SIZE",
+            'it is vLLM\'s: give it in engine.vllm_options, as {"tensor_parallel_size": …}',
+        ),
+        ("ENGINE__KNID", f"did you mean {ENV_PREFIX}ENGINE__KIND?"),
+        ("ENGINE__COLOUR", "engine has kind, dtype, step_tokens, vllm_options"),
+    ],
+)
+def test_a_name_of_vllm_or_tei_leads_to_its_setting_here(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENV_PREFIX + name, "2")
+    with pytest.raises(SettingsError) as caught:
+        load(ModelServerSettings, ENV_PREFIX)
+    assert str(caught.value) == f"{ENV_PREFIX}{name} is not a setting: {told}"
 
 
 def test_help_says_every_setting_its_choices_and_its_default() -> None:

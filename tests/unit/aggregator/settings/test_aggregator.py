@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from unittest.mock import patch
 
 import pytest
 
 from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings
-from k8s.pod.settings import SettingsError, load
+from aggregator.wings.scaler.settings import ScalerSettings
+from k8s.pod.setting_names import all_paths
+from k8s.pod.settings import Group, SettingsError, load
+from modelserver.settings import ModelServerSettings
 
 AGGREGATORS = f"{ENV_PREFIX}TENANTS__AGGREGATORS"
 MODELS = f"{ENV_PREFIX}MODELS"
@@ -23,7 +27,7 @@ def complaint(**env: str) -> str:
 @pytest.mark.parametrize("wrong", ["0", "-1", "1.5", "many", "http://a:1", "k8s:/a.b:1"])
 def test_aggregators_are_a_number_or_an_address(wrong: str) -> None:
     wanted = "give a number of 1 or more, k8s://SERVICE.NAMESPACE:PORT or dns://NAME:PORT"
-    assert complaint(**{AGGREGATORS: wrong}) == f"tenants.aggregators: Value error, {wanted}"
+    assert complaint(**{AGGREGATORS: wrong}) == f"tenants.aggregators: {wanted}"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +50,7 @@ def test_an_address_of_changing_endpoints_has_its_form(wrong: str, form: str) ->
 @pytest.mark.parametrize("wrong", ["", "host", ":1", "host:", "host:port", "http://host"])
 def test_the_address_of_a_model_server_has_a_port(wrong: str) -> None:
     servers = complaint(**{MODELS: f'[{{"name": "m", "servers": ["{wrong}"]}}]'})
-    assert servers.startswith(f"models.0.servers: Value error, {wrong!r} is not host:port")
+    assert servers.startswith(f"models.0.servers: {wrong!r} is not host:port")
 
 
 @pytest.mark.parametrize("right", ["3", "k8s://service.namespace:50051", "dns://some.name:50051"])
@@ -60,17 +64,14 @@ TWO_MODELS = '[{"name": "m", "servers": ["h:1"], "aliases": ["m", "a"]}, {"name"
 
 @pytest.mark.parametrize("name", ["m", "a"])
 def test_two_models_have_different_names_and_aliases(name: str) -> None:
-    assert (
-        complaint(**{MODELS: TWO_MODELS % name})
-        == f"models: Value error, {name}: several models have this name or alias"
-    )
+    assert complaint(**{MODELS: TWO_MODELS % name}) == f"models: {name}: several models have this name or alias"
 
 
 @pytest.mark.parametrize("places", ["KAFKA__TOPICS", "REDIS__STREAMS"])
 def test_a_topic_names_a_configured_model(places: str) -> None:
     given = {MODELS: TWO_MODELS % "n", f"{ENV_PREFIX}REDIS__ENABLED": "true"}
     wrong = {f"{ENV_PREFIX}{places}": '[{"name": "t", "model": "a"}, {"name": "u", "model": "nobody"}]'}
-    assert complaint(**given, **wrong) == ("Value error, u: its model nobody is not configured: use one of m, a, n")
+    assert complaint(**given, **wrong) == ("u: its model nobody is not configured: use one of m, a, n")
 
 
 def test_a_topic_is_read_once_and_takes_no_replies() -> None:
@@ -78,3 +79,17 @@ def test_a_topic_is_read_once_and_takes_no_replies() -> None:
     assert "t: configured twice: list each topic once" in complaint(**{topics: '[{"name": "t"}, {"name": "t"}]'})
     replies = '[{"name": "t"}, {"name": "u", "reply_topic": "t"}]'
     assert "t: replies need a topic that is not read" in complaint(**{topics: replies})
+
+
+@pytest.mark.parametrize("name", ["KAFKA__BROKERS", "BROKERS", "KAFKA__BOOTSTRAP", "REDIS__BROKERS"])
+def test_kafkas_brokers_are_found_by_their_usual_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENV_PREFIX + name, "broker:9092")
+    with pytest.raises(SettingsError, match=f"{name} is not a setting: did you mean {ENV_PREFIX}KAFKA__BOOTSTRAP_SERV"):
+        load(AggregatorSettings, ENV_PREFIX)
+
+
+@pytest.mark.parametrize("settings", [AggregatorSettings, ScalerSettings, ModelServerSettings])
+def test_a_name_of_others_leads_to_a_setting_that_is_there(settings: type[Group]) -> None:
+    names = {target for target in settings.other_names.values() if re.fullmatch(r"[\w.]+", target)}
+    assert names
+    assert names <= {".".join(path) for path in all_paths(settings)}

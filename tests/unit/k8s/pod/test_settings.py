@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 from unittest.mock import patch
 
 import pytest
 from pydantic import Field, PositiveInt, SecretStr
 
+from k8s.pod.setting_names import unread
 from k8s.pod.settings import Group, SettingsError, as_text, load
 
 PREFIX = "APP_"
@@ -27,15 +29,21 @@ class Client(Group):
 
 class Kafka(Group):
     bootstrap_servers: str = Field(default="localhost:9092", description="where the brokers are")
-    topics: tuple[Topic, ...] = (Topic(name="requests"),)
+    topics: tuple[Topic, ...] = Field(default=(Topic(name="requests"),), min_length=1)
     budget: PositiveInt | None = None
     client: Client = Field(default=Client(), description="wait_s, password")
 
 
 class Settings(Group):
     kafka: Kafka = Kafka(bootstrap_servers="other:1")
+    other_names: ClassVar[Mapping[str, str]] = {
+        "brokers": "kafka.bootstrap_servers",
+        "shards": "it is not needed here",
+    }
     name: str = "app"
     depth: int = Field(default=3, ge=0)
+    tags: tuple[str, ...] = ()
+    rates: dict[str, float] = Field(default={})
 
 
 def loaded(tmp_path: Path, *, file: str | None = None, **env: str) -> Settings:
@@ -122,8 +130,8 @@ def test_a_key_of_a_file_or_json_that_is_no_setting_is_refused_anywhere(tmp_path
 
 def test_every_value_that_does_not_fit_has_a_line_of_its_own(tmp_path: Path) -> None:
     assert sorted(problems(tmp_path, file="depth: deep", APP_KAFKA__BUDGET="-1")) == [
-        "depth: Input should be a valid integer, unable to parse string as an integer",
-        "kafka.budget: Input should be greater than 0",
+        "depth: give a whole number",
+        "kafka.budget: give more than 0",
     ]
 
 
@@ -142,7 +150,54 @@ def test_a_file_that_cannot_be_read_as_settings_is_refused(content: str, tmp_pat
 @pytest.mark.parametrize("value", ["{", "[" * 100_000])
 def test_what_is_no_json_is_refused(value: str, tmp_path: Path) -> None:
     (told,) = problems(tmp_path, APP_KAFKA__TOPICS=value)
-    assert told.startswith("the environment: ")
+    assert told.startswith("APP_KAFKA__TOPICS is not JSON (")
+    assert told.endswith('): give a list of mappings, such as [{"name": "…"}]')
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("kafka: {topics: [a, b]}", ["kafka.topics.0: give a mapping, such as {name: …}"]),
+        ("kafka: {topics: a}", ["kafka.topics: give a list of mappings, such as [{name: …}]"]),
+        ("kafka: {topics: []}", ["kafka.topics: give at least one"]),
+        ("kafka: {topics: [{priority: low}]}", ["kafka.topics.0.name: it must be given"]),
+        ("kafka: {topics: [{name: a, priority: mid}]}", ["kafka.topics.0.priority: give one of 'high' or 'low'"]),
+        ("kafka: [a]", ["kafka: give a mapping, such as {bootstrap_servers: …}"]),
+        ("kafka: {client: {wait_s: soon}}", ["kafka.client.wait_s: give a number"]),
+        ("depth: -1", ["depth: give 0 or more"]),
+        ("name: [a]", ["name: give a text"]),
+        ("tags: a", ["tags: give a list, such as [a, b]"]),
+        ("rates: [a]", ["rates: give a mapping of names to values"]),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_answered_by_an_example(tmp_path: Path, file: str, told: list[str]) -> None:
+    assert problems(tmp_path, file=file)[:1] == told
+    assert not [line for line in problems(tmp_path, file=file) if "should" in line or "at least one" in line][
+        len(told) :
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("APP_KAFKA__BROKERS", ": did you mean APP_KAFKA__BOOTSTRAP_SERVERS?"),
+        ("APP_BROKERS", ": did you mean APP_KAFKA__BOOTSTRAP_SERVERS?"),
+        ("APP_CLIENT__BUDGET", ": did you mean APP_KAFKA__BUDGET?"),
+        ("APP_KAFKA__RETRIES", ": kafka has bootstrap_servers, topics, budget, client"),
+        ("APP_KAFKA__SHARDS", ": it is not needed here"),
+    ],
+)
+def test_the_last_part_of_a_name_says_what_was_meant(name: str, told: str, tmp_path: Path) -> None:
+    assert problems(tmp_path, **{name: "1"}) == [f"{name} is not a setting{told}"]
+
+
+def test_variables_that_look_like_settings_and_are_read_by_nobody_are_told() -> None:
+    links = ["TOKENBATCH_WEB_SERVICE_HOST", "TOKENBATCH_WEB_PORT_80_TCP", "TOKENBATCH_PORT"]
+    read = ["TOKENBATCH_AGGREGATOR_KAFKA__ENABLED", "TOKENBATCH_SCALER_X", "TOKENBATCH_MODELSERVER_X", "PATH"]
+    (told,) = unread([*links, *read, "TOKENBATCH_KAFKA__ENABLED"])
+    assert told.startswith(
+        "no process reads TOKENBATCH_KAFKA__ENABLED: the names of settings begin with TOKENBATCH_AGG"
+    )
 
 
 def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
