@@ -45,24 +45,21 @@ COMMANDS = (
         "loadtest.simulate.command",
         "compare batching policies in virtual time, with the production scheduler",
     ),
-)
-LAB = (
-    Command("bench", "loadtest.lab.bench.run", "measure the hot paths beside the libraries they use", calls=True),
+    Command("sweep", "loadtest.simulate.sweep", "find the best setting of each policy in each case, and compare"),
+    Command("ablate", "loadtest.simulate.ablation", "measure each mechanism of the scheduler by switching it off"),
+    Command(
+        "generate",
+        "loadtest.simulate.generation.command",
+        "simulate an engine that generates, under memory and latency limits",
+    ),
+    Command("bench", "loadtest.bench.run", "measure the hot paths beside the libraries they use", calls=True),
     Command(
         "bench-gpu",
-        "loadtest.lab.bench.gpu.command",
+        "loadtest.bench.gpu.command",
         "measure on a GPU what was designed without one, and decide",
         calls=True,
     ),
-    Command("sweep", "loadtest.lab.sweep", "find the best setting of each policy in each case, and compare"),
-    Command("ablate", "loadtest.lab.ablation", "measure each mechanism of the scheduler by switching it off"),
-    Command(
-        "generate",
-        "loadtest.lab.generation.command",
-        "simulate an engine that generates, under memory and latency limits",
-    ),
 )
-"""Of those who work on tokenbatch itself; users' commands are listed before them, and need none of their code."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m loadtest", description="Run tokenbatch here, load it, simulate it and measure it."
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (*COMMANDS, *LAB):
+    for command in COMMANDS:
         subparser = commands.add_parser(
             command.name, help=command.purpose, description=command.purpose[0].upper() + command.purpose[1:]
         )

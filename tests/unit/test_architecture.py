@@ -58,12 +58,6 @@ async def test_a_record_takes_the_way_listed_until_its_offset_is_committed() -> 
     assert found == set(files) - ELSEWHERE
 
 
-def test_the_laboratory_is_imported_by_its_own_tests_only() -> None:
-    lab = "loadtest" + ".lab"
-    users = {file for file in (ROOT / "tests").rglob("*.py") if lab in file.read_text(encoding="utf-8")}
-    assert {file.parent.name for file in users} == {"lab"}
-
-
 def test_names_of_tests_are_under_70_characters() -> None:
     for file in (ROOT / "tests").rglob("test_*.py"):
         names = re.findall(r"^ *(?:async )?def (test_\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)

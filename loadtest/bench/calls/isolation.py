@@ -1,0 +1,321 @@
+"""What callers notice of documents and of another tenant: latencies alone and beside, and documents a second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from multiprocessing import get_context
+from multiprocessing.context import SpawnProcess
+from multiprocessing.sharedctypes import Synchronized
+
+import aiohttp
+import grpc
+import numpy as np
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from typing_extensions import override
+
+from aggregator.errors import ungrouped
+from loadtest.bench.figures import Figure
+from loadtest.bench.peers import Peer, infinity, vllm_embeddings
+from loadtest.bench.setting import PARTITIONS, Plan, Setting, create_topics, fill, kafka, texts
+from loadtest.bench.sides import Load, OpenAI, Ours, dtype_of
+from loadtest.bench.turns import Medians
+from loadtest.clients import openai
+from loadtest.clients.grpc import Seconds, at_rate
+from loadtest.options import unique
+from loadtest.questions import bundled_questions
+from loadtest.screen import ERRORS
+from loadtest.stack.errors import StackError
+from loadtest.stack.instant_modelserver import MODEL
+from loadtest.stack.part import installed
+from loadtest.stack.service import ModelServer
+
+NAME = "isolation"
+_FEW_PER_S = 20.0
+_SHARE = 0.6
+_SECONDS = 12.0
+_SETTLE_S = 2.0
+"""A load that has just begun is not measured yet."""
+_CALLERS = 64
+_CAPACITY_CALLS = 3_000
+_FLOODING = 256
+"""Calls in flight of the tenant that floods; four times what saturates a server here."""
+_DOCUMENT_CALLS = 32
+"""Documents in flight at a peer, which takes them by calls: twice what one of its steps holds."""
+_DOCUMENTS = 30_000
+_WORDS = (80, 320)
+"""Of a document, about 100 to 400 tokens; MiniLM takes 256 of them."""
+_TEXTS = 1_000
+"""Other ones than these differ by a number at the end."""
+_VLLM_FIELDS = {"priority": 1, "truncate_prompt_tokens": 256}
+"""Documents go after questions, whose priority is 0; its server refuses what is longer than MiniLM takes."""
+_POLL_S = 0.1
+
+Latencies = dict[str, Seconds]
+"""Of each door, in seconds."""
+
+
+class _Tested(ABC):
+    """A server under test: its doors, and the two loads that may run beside its questions."""
+
+    def __init__(self, name: str, side: Ours | OpenAI, http: str) -> None:
+        """`http`: where it speaks OpenAI's embeddings API."""
+        self.name = name
+        self.side = side
+        self.http = http
+
+    async def ask(self, per_s: float, seconds: float) -> Latencies:
+        """Questions at this rate through every door, which share it."""
+        questions = texts(int(per_s * seconds))
+        _, latency_s = await openai.at_rate(self.http, MODEL, questions, per_s)
+        return {"http": latency_s}
+
+    def flood(self) -> _Callers:
+        """Another tenant's questions, as many as go."""
+        return _Callers(_Calls(self.http, _FLOODING, texts(_TEXTS), headers={"x-tenant": "flood"}))
+
+    @contextmanager
+    @abstractmethod
+    def documents(self) -> Generator[None]:
+        """Documents wait without end inside."""
+
+    @abstractmethod
+    def embedded(self) -> int:
+        """How many documents are done."""
+
+
+class _OursTested(_Tested):
+    """Aggregator and model server; documents come through Kafka."""
+
+    def __init__(self, side: Ours, http: str, setting: Setting, topics: tuple[str, str], documents: int) -> None:
+        super().__init__("ours", side, http)
+        self._address = side.address
+        self._setting = setting
+        self._requests, self._replies = topics
+        self._documents = documents
+
+    @override
+    async def ask(self, per_s: float, seconds: float) -> Latencies:
+        questions = texts(int(per_s * seconds))
+        half = len(questions) // 2
+
+        async def between() -> Seconds:
+            """One over HTTP between two by gRPC: at the same moment they would wait for each other."""
+            await asyncio.sleep(1 / per_s)
+            return (await openai.at_rate(self.http, MODEL, questions[half:], per_s / 2))[1]
+
+        (_, by_grpc_s), over_http_s = await asyncio.gather(
+            at_rate(self._address, questions[:half], per_s / 2), between()
+        )
+        return {"grpc": by_grpc_s, "http": over_http_s}
+
+    @override
+    @contextmanager
+    def documents(self) -> Generator[None]:
+        asyncio.run(fill(self._setting.bootstrap, _documents(self._documents), self._requests))
+        yield
+        if self.embedded() >= self._documents:
+            raise StackError("all documents were embedded before the questions had ended: put more in")
+
+    @override
+    def embedded(self) -> int:
+        async def end() -> int:
+            partitions = [TopicPartition(self._replies, number) for number in range(PARTITIONS)]
+            async with AIOKafkaConsumer(bootstrap_servers=self._setting.bootstrap) as consumer:
+                ends: dict[TopicPartition, int] = await consumer.end_offsets(partitions)
+            return sum(ends.values())
+
+        return asyncio.run(end())
+
+
+class _PeerTested(_Tested):
+    """A server of others; documents come by calls, some at a time."""
+
+    def __init__(self, name: str, server: Peer, fields: Mapping[str, int]) -> None:
+        """`fields`: of a call with a document."""
+        super().__init__(name, OpenAI(server), server.url)
+        self._calls = _Callers(_Calls(server.url, _DOCUMENT_CALLS, _documents(_TEXTS), fields))
+
+    @override
+    @contextmanager
+    def documents(self) -> Generator[None]:
+        with self._calls:
+            yield
+
+    @override
+    def embedded(self) -> int:
+        done: int = self._calls.done.value
+        return done
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """What callers send: `number` calls at a time of one text each, with these fields and headers."""
+
+    url: str
+    number: int
+    inputs: Sequence[str]
+    fields: Mapping[str, int] = field(default_factory=dict[str, int])
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class _Callers:
+    """Callers in a process of their own, each with one call after the other until they are stopped."""
+
+    def __init__(self, calls: _Calls) -> None:
+        context = get_context("spawn")
+        self.done = context.Value("l", 0)
+        """Calls that were answered, since the start."""
+        self._start: Callable[[], SpawnProcess] = lambda: context.Process(
+            target=_call_on, args=(calls, self.done), daemon=True
+        )
+
+    def __enter__(self) -> None:
+        before = self.done.value
+        self._process = self._start()
+        self._process.start()
+        while self.done.value == before:
+            if not self._process.is_alive():
+                raise StackError("calls beside the questions failed")
+            time.sleep(_POLL_S)
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.join()
+
+
+def _call_on(calls: _Calls, done: Synchronized[int]) -> None:
+    async def run() -> None:
+        texts = (f"{calls.inputs[at % len(calls.inputs)]} {at}" for at in count())
+        connector = aiohttp.TCPConnector(limit=calls.number)
+        async with (
+            aiohttp.ClientSession(connector=connector, headers=calls.headers, raise_for_status=True) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
+
+            async def call() -> None:
+                for text in texts:
+                    wanted = {"model": MODEL, "input": text, "encoding_format": "base64", **calls.fields}
+                    async with session.post(calls.url, json=wanted) as response:
+                        await response.read()
+                    done.value += 1
+
+            for _ in range(calls.number):
+                tasks.create_task(call())
+
+    asyncio.run(run())
+
+
+def measure(plan: Plan) -> list[Figure]:
+    """Ours, then each peer, in the same run; every phase of a side as often as there are repeats."""
+    found: dict[str, list[float]] = {}
+    with kafka(plan) as setting:
+        server = ModelServer(plan.folder / "modelserver.log", settings={"PROFILE__CACHE": str(plan.profiles)})
+        with server:
+            dtype = dtype_of(server)
+            for _ in range(plan.repeats):
+                with _ours(setting, server, dtype) as ours:
+                    _turn(ours, plan, found)
+    peers = [("vllm", vllm_embeddings(plan.folder, dtype, priorities=True), _VLLM_FIELDS)]
+    if installed("peers-infinity"):
+        peers.append(("infinity", infinity(plan.folder, dtype), {}))
+    for name, peer, fields in peers:
+        with peer:
+            for _ in range(plan.repeats):
+                _turn(_PeerTested(name, peer, fields), plan, found)
+    return figures(found, plan.repeats, f"MiniLM {dtype}, phases of {plan.turn_share * _SECONDS:g} s")
+
+
+@contextmanager
+def _ours(setting: Setting, server: ModelServer, dtype: str) -> Generator[_Tested]:
+    """A new aggregator, with topics of its own."""
+    replies = setting.replies_topic()
+    requests = f"{replies}.requests"
+    asyncio.run(create_topics(setting.bootstrap, [requests]))
+    told = {"KAFKA__TOPICS": f'[{{"name": "{requests}", "priority": "background"}}]'}
+    with setting.aggregator([server.address], replies, told) as aggregator:
+        http = f"http://{aggregator.http_address}/v1/embeddings"
+        documents = max(500, round(setting.plan.turn_share * _DOCUMENTS))
+        yield _OursTested(Ours(aggregator, server, dtype), http, setting, (requests, replies), documents)
+
+
+def _turn(tested: _Tested, plan: Plan, found: dict[str, list[float]]) -> None:
+    """All phases of one side. Raises StackError when a call fails."""
+
+    def note(figure: str, value: float) -> None:
+        found.setdefault(f"{tested.name}_{figure}", []).append(value)
+        ERRORS.print(f"{NAME}: {tested.name}_{figure} {value:.4g}")
+
+    seconds = plan.turn_share * _SECONDS
+    calls = max(_CALLERS, round(plan.turn_share * _CAPACITY_CALLS))
+    tested.side.turn(Load(_CALLERS), calls // 4)
+    capacity_per_s = tested.side.turn(Load(_CALLERS), calls).queries_per_s
+    note("capacity", capacity_per_s)
+    rates = {"few": _FEW_PER_S, "many": _SHARE * capacity_per_s}
+
+    def questions(phase: str, load: str) -> float:
+        """Note their latencies; how many documents a second were embedded meanwhile."""
+        _asked(tested, rates[load], seconds / 6)
+        before, began_s = tested.embedded(), time.monotonic()
+        doors = _asked(tested, rates[load], seconds)
+        documents_per_s = (tested.embedded() - before) / (time.monotonic() - began_s)
+        for door, latency_s in doors.items():
+            for percent in (50, 99):
+                note(f"{load}_{door}_p{percent}_{phase}", float(np.percentile(latency_s, percent)) * 1e3)
+        return documents_per_s
+
+    for load in rates:
+        questions("alone", load)
+    with tested.flood():
+        questions("beside_flood", "few")
+    with tested.documents():
+        time.sleep(plan.turn_share * _SETTLE_S)
+        before, began_s = tested.embedded(), time.monotonic()
+        time.sleep(seconds)
+        alone_per_s = (tested.embedded() - before) / (time.monotonic() - began_s)
+        note("documents_alone", alone_per_s)
+        for load, per_s in rates.items():
+            note(f"documents_beside_{load}", beside_per_s := questions("beside_documents", load))
+            note(f"{load}_work_kept", beside_per_s / alone_per_s + per_s / capacity_per_s)
+
+
+def _asked(tested: _Tested, per_s: float, seconds: float) -> Latencies:
+    kinds = (aiohttp.ClientError, grpc.aio.AioRpcError, TimeoutError)
+    try:
+        with ungrouped(*kinds):
+            return asyncio.run(tested.ask(per_s, seconds))
+    except kinds as error:
+        raise StackError(f"a call failed: {error!r}") from error
+
+
+def figures(found: Mapping[str, Sequence[float]], repeats: int, notes: str) -> list[Figure]:
+    """Medians; of each load and door the ratio of p99 beside and alone, turn by turn."""
+    medians = Medians(NAME, repeats, notes, _bounds(found))
+    shown: list[Figure] = []
+    for name, values in found.items():
+        unit = "ms" if "_p50_" in name or "_p99_" in name else "share" if name.endswith("kept") else "1/s"
+        shown.append(medians.of(name, unit, values))
+        alone, _, beside = name.rpartition("_beside_")
+        if "_p99_beside_" in name:
+            shown.append(medians.ratio(f"{alone}_{beside}_over_alone", values, found[f"{alone}_alone"]))
+    return shown
+
+
+def _bounds(found: Mapping[str, Sequence[float]]) -> dict[str, str]:
+    ours = [name for name in found if name.startswith("ours_")]
+    ratios = {name.replace("_beside_", "_") + "_over_alone": "≤ 2" for name in ours if "_p99_beside_" in name}
+    return {**ratios, **{name: "≥ 0.9" for name in ours if name.endswith("kept")}}
+
+
+def _documents(number: int) -> list[str]:
+    """Questions in a row, no two of them the same."""
+    words = " ".join(bundled_questions()).split()
+    least, most = _WORDS
+    lengths = np.random.default_rng(0).integers(least, most, number)
+    starts = np.random.default_rng(1).integers(0, len(words) - most, number)
+    return unique([" ".join(words[start : start + length]) for start, length in zip(starts, lengths, strict=True)])

@@ -1,0 +1,100 @@
+"""P1, P2 and P3 on this machine: aggregator and model server beside vLLM's own server, and TEI if it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from loadtest.bench import model_server
+from loadtest.bench.asked import Asked, asked
+from loadtest.bench.figures import Figure
+from loadtest.bench.peers import tei
+from loadtest.bench.records import kafka_through
+from loadtest.bench.setting import Plan, backlog
+from loadtest.bench.sides import (
+    Load,
+    OpenAI,
+    Ours,
+    Servers,
+    Side,
+    Theirs,
+    Turn,
+    awake,
+    both_servers,
+    paused,
+    ratio,
+    timed,
+    usual,
+)
+from loadtest.bench.turns import Medians
+from loadtest.screen import ERRORS
+from loadtest.stack.errors import StackError
+from loadtest.stack.instant_modelserver import MODEL, tokenizer_folder
+from loadtest.stack.service import without_kafka
+
+NAME = "gpu"
+CALLERS = (64, 256)
+_TURN_S = 4.0
+_CLIENT_CALLERS, _CLIENT_TOKENS = 64, 12
+_EMBEDDINGS = "/v1/embeddings"
+_RATIOS = ("http_over_vllm", *(f"over_{peer}_{callers}" for peer in ("vllm", "tei") for callers in CALLERS))
+
+
+def measure(plan: Plan, batches: Sequence[int]) -> list[Figure]:
+    """All on the same servers, one after the other. `batches`: texts a call that P2's plain consumer tries."""
+    with backlog(plan) as setting, both_servers(plan) as servers, paused(servers.vllm) as vllm:
+        figures = _front_door(plan, servers, vllm)
+        figures += kafka_through.through(setting, servers, batches)
+    return [*figures, *model_server.measure(plan)]
+
+
+def _front_door(plan: Plan, servers: Servers, vllm: Theirs) -> list[Figure]:
+    """P1 by gRPC, and over HTTP by the client of vLLM."""
+    server = servers.server
+    aggregator = without_kafka(plan.folder / "aggregator.log", model=MODEL, servers=[server.address])
+    with aggregator, ExitStack() as stack:
+        sides: dict[str, Side] = {"ours": Ours(aggregator, server, servers.dtype), "vllm": vllm}
+        if (server_of_tei := tei(plan.folder)) is not None:
+            sides["tei"] = OpenAI(stack.enter_context(server_of_tei))
+        kinds = {f"{name}_{callers}": (side, Load(callers)) for callers in CALLERS for name, side in sides.items()}
+        turns = timed(NAME, plan, kinds, _TURN_S)
+        with asked(["loadtest.bench.programs.vllm_client"], plan.folder / "vllm_client.log") as client:
+            clients = {"ours_http": _bench_serve(client, plan, aggregator.http_address)}
+            with awake(servers.vllm):
+                clients["vllm_http"] = _bench_serve(client, plan, servers.vllm.address)
+    return _figures(plan, turns, clients, servers.dtype)
+
+
+def _bench_serve(client: Asked, plan: Plan, address: str) -> float:
+    """Requests a second of `vllm bench serve` with random queries. Raises StackError."""
+    count = max(_CLIENT_CALLERS, round(plan.turn_share * 10_000))
+    told = {
+        "backend": "openai-embeddings",
+        "base-url": f"http://{address}",
+        "endpoint": _EMBEDDINGS,
+        "model": MODEL,
+        "tokenizer": str(tokenizer_folder()),
+        "dataset-name": "random",
+        "random-input-len": str(_CLIENT_TOKENS),
+        "num-prompts": str(count),
+        "max-concurrency": str(_CLIENT_CALLERS),
+    }
+    found = client.ask(["--disable-tqdm", *(part for name, value in told.items() for part in (f"--{name}", value))])
+    if found["completed"] != count:
+        raise StackError(f"vllm bench serve completed {found['completed']} of {count} requests")
+    return float(found["request_throughput"])
+
+
+def _figures(plan: Plan, turns: Mapping[str, Sequence[Turn]], clients: Mapping[str, float], dtype: str) -> list[Figure]:
+    medians = Medians(NAME, plan.repeats, f"MiniLM {dtype}, one query a call", dict.fromkeys(_RATIOS, "≥ 1.0"))
+    peers = [name.split("_") for name in turns if not name.startswith("ours")]
+    ERRORS.print(f"vllm bench serve: {clients}")
+    return [
+        *usual(turns, medians),
+        *(
+            ratio(medians, turns, f"over_{peer}_{callers}", (f"ours_{callers}", f"{peer}_{callers}"))
+            for peer, callers in peers
+        ),
+        *(medians.of(f"{name}_bench_serve", "query/s", [rate]) for name, rate in clients.items()),
+        medians.ratio("http_over_vllm", [clients["ours_http"]], [clients["vllm_http"]]),
+    ]

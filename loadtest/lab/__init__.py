@@ -1,1 +1,0 @@
-"""Benchmarks and studies of tokenbatch itself; who runs tokenbatch needs none of them."""
