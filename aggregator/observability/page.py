@@ -7,17 +7,17 @@ import html
 import re
 from base64 import b64encode
 from dataclasses import dataclass
-from email.message import Message
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from socket import socket
 
 from typing_extensions import override
 
 from aggregator.observability.viewers import Feed, Viewers
-from k8s.pod.monitoring import TEXT, Pages, Write
+from k8s.pod.http.exchange import Exchange
+from k8s.pod.monitoring import Pages
 
+_HTML = "text/html; charset=utf-8"
 _STATIC = Path(__file__).parent / "static"
 _RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"
 _NO_OTHER_HOST = "default-src 'none'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -64,27 +64,18 @@ class LivePages(Pages):
         self._viewers = Viewers(feed)
 
     @override
-    def answer(self, path: str, headers: Message, connection: socket, write: Write) -> bool:
-        if path == "/live":
-            if not self._viewers.add(connection):
-                write(503, TEXT, b"too many viewers: close a page\n", {"Retry-After": "10"})
+    def answer(self, exchange: Exchange) -> bool:
+        if exchange.path == "/live":
+            self._viewers.add(exchange)
             return True
-        found = {"/": live_page, "/runbook": runbook_page}.get(path, lambda: None)()
+        found = {"/": live_page, "/runbook": runbook_page}.get(exchange.path, lambda: None)()
         if found is None:
             return False
-        body, sent = found.body, {**found.headers, "Vary": "Accept-Encoding"}
-        if found is live_page() and "gzip" in headers.get("Accept-Encoding", ""):
+        body, sent = found.body, {**found.headers, "Vary": "Accept-Encoding", "Content-Type": _HTML}
+        if found is live_page() and "gzip" in exchange.header(b"accept-encoding"):
             body, sent["Content-Encoding"] = live_page_compressed(), "gzip"
-        write(200, "text/html; charset=utf-8", body, sent)
+        exchange.answer(200, body, sent)
         return True
-
-    @override
-    def keeps(self, connection: object) -> bool:
-        return self._viewers.has(connection)
-
-    @override
-    def close(self) -> None:
-        self._viewers.close()
 
 
 @cache

@@ -1,38 +1,26 @@
-"""Stream events to the browsers that look at the page: from one thread, which runs only while there are any.
-
-A browser that reads slowly gets the latest state when it reads again: only one event is kept for it.
-"""
+"""Stream events to the browsers that look at the page: one event for all, made only while there are any."""
 
 from __future__ import annotations
 
-import logging
-import socket
-import time
-from contextlib import suppress
-from threading import Condition, Thread
+import asyncio
 from typing import Protocol
 
 import msgspec
 
-_LOG = logging.getLogger(__name__)
-MOST_VIEWERS = 256  # one thread writes to all of them, each event to each
+from k8s.pod.http.exchange import TEXT, Exchange
+
+MOST_VIEWERS = 256  # each event goes to each of them
 EVERY_S = 0.5  # bars move smoothly, and reading the state costs 0.7 % of a core
-_STUCK_S = 15.0
-"""A browser that reads nothing for this time is disconnected; it connects again by itself."""
 _SEND_BUFFER_BYTES = 64 * 1024  # a browser that does not read fills it, and is noticed
-_GONE_MS = 20_000  # the kernel gives up on a host that vanished
-_HEADERS = (
-    b"HTTP/1.0 200 OK\r\n"
-    b"Content-Type: text/event-stream; charset=utf-8\r\n"
-    b"Cache-Control: no-store\r\n"
-    b"X-Accel-Buffering: no\r\n"
-    b"\r\n"
-    b"retry: 1000\n\n"
-)
+_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-store",
+    "x-accel-buffering": "no",
+}
 
 
 class Feed(Protocol):
-    """The state that viewers see; called on their thread.
+    """The state that viewers see; called on a thread.
 
     A Protocol, because it is read by `reports`, a layer above this one.
     """
@@ -43,123 +31,58 @@ class Feed(Protocol):
 
 
 class Viewers:
-    """The connections of all viewers."""
+    """The browsers. One that reads slowly skips events, and then gets the whole state again."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
-        self._viewers: list[_Viewer] = []
-        self._changed = Condition()
-        self._thread: Thread | None = None
-        self._closed = False
+        self._needs_all: dict[Exchange, bool] = {}
+        self._next: asyncio.Future[tuple[int, bytes, bytes]] | None = None
+        self._number = 0
+        self._sending: asyncio.Task[None] | None = None
 
-    def __len__(self) -> int:
-        return len(self._viewers)
+    def add(self, exchange: Exchange) -> None:
+        if len(self._needs_all) >= MOST_VIEWERS:
+            refusal = b"too many viewers: close a page\n"
+            exchange.answer(503, refusal, {"content-type": TEXT, "retry-after": "10"})
+            return
+        self._needs_all[exchange] = True
+        if self._sending is None:
+            self._next = asyncio.get_running_loop().create_future()
+            self._sending = asyncio.create_task(self._send(), name="viewers")
+        exchange.start(self._serve(exchange))
 
-    def add(self, connection: socket.socket) -> bool:
-        """Take over a connection whose request was read; False if there are too many viewers."""
-        with self._changed:
-            if self._closed or len(self._viewers) >= MOST_VIEWERS:
-                return False
-            self._viewers.append(_Viewer(connection))
-            if self._thread is None:
-                self._thread = Thread(target=self._run, name="viewers", daemon=True)
-                self._thread.start()
-            self._changed.notify()
-        return True
-
-    def has(self, connection: object) -> bool:
-        with self._changed:
-            return any(viewer.connection is connection for viewer in self._viewers)
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            thread = self._thread
-            self._changed.notify()
-        if thread is not None:
-            thread.join()
-
-    def _run(self) -> None:
+    async def _serve(self, exchange: Exchange) -> None:
         try:
-            while self._goes_on():
-                self._send()
-        except Exception:  # noqa: BLE001 - the browsers connect again, and the aggregator goes on
-            _LOG.exception("the page's events ended")
-            with self._changed:
-                self._end()
+            exchange.bound_unread(_SEND_BUFFER_BYTES)
+            exchange.begin_stream(_HEADERS)
+            await exchange.write(b"retry: 1000\n\n")
+            seen = -1
+            while self._next is not None:
+                number, event, whole = await asyncio.shield(self._next)
+                needs_all = self._needs_all[exchange] or number > seen + 1
+                if needs_all and not whole:
+                    self._needs_all[exchange] = True
+                    continue
+                self._needs_all[exchange], seen = False, number
+                await exchange.write(whole if needs_all else event)
+        finally:
+            del self._needs_all[exchange]
 
-    def _goes_on(self) -> bool:
-        """Wait for the time of the next event; False when it has no viewer."""
-        next_s = time.monotonic() + EVERY_S
-        with self._changed:
-            while not self._closed and self._viewers:
-                left_s = next_s - time.monotonic()
-                if left_s <= 0:
-                    return True
-                self._changed.wait(left_s)
-            self._end()
-        return False
-
-    def _end(self) -> None:
-        """Disconnect all; the next viewer gets another thread."""
-        for viewer in self._viewers:
-            viewer.close()
-        self._viewers.clear()
-        self._thread = None
-
-    def _send(self) -> None:
-        with self._changed:
-            viewers = list(self._viewers)
-        event, all_of_it = self._feed.read(full=any(viewer.needs_all for viewer in viewers))
-        encoded, encoded_all = _encoded(event), None if all_of_it is None else _encoded(all_of_it)
-        now_s = time.monotonic()
-        gone = [viewer for viewer in viewers if not viewer.send(encoded, encoded_all, now_s)]
-        for viewer in gone:
-            viewer.close()
-        with self._changed:
-            self._viewers = [viewer for viewer in self._viewers if viewer not in gone]
-
-
-class _Viewer:
-    """One connection; `needs_all`: it missed an event, or got none yet."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GONE_MS)
-        self.connection = connection
-        self._unsent = memoryview(_HEADERS)
-        self._sent_s = time.monotonic()
-        self.needs_all = True
-
-    def send(self, event: bytes, all_of_it: bytes | None, now_s: float) -> bool:
-        """Send the unsent rest, then the event or, if it needs that, the whole state; False if the browser is gone."""
-        if not self._flush(now_s):
-            return False
-        if self._unsent or (self.needs_all and all_of_it is None):
-            self.needs_all = True
-            return now_s - self._sent_s < _STUCK_S
-        self._unsent = memoryview(all_of_it if self.needs_all and all_of_it is not None else event)
-        self.needs_all = False
-        return self._flush(now_s)
-
-    def _flush(self, now_s: float) -> bool:
-        while self._unsent:
-            try:
-                sent = self.connection.send(self._unsent)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            self._unsent = self._unsent[sent:]
-            self._sent_s = now_s
-        return True
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
-        self.connection.close()
+    async def _send(self) -> None:
+        """Until nobody looks."""
+        try:
+            while self._needs_all:
+                await asyncio.sleep(EVERY_S)
+                full = any(self._needs_all.values())
+                event, whole = await asyncio.to_thread(self._feed.read, full=full)
+                self._number += 1
+                now, self._next = self._next, asyncio.get_running_loop().create_future()
+                if now is not None:
+                    now.set_result((self._number, _encoded(event), b"" if whole is None else _encoded(whole)))
+        finally:
+            last, self._next, self._sending = self._next, None, None
+            if last is not None:
+                last.cancel()
 
 
 def _encoded(event: object) -> bytes:

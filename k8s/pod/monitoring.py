@@ -1,36 +1,27 @@
-"""Answer scrapes of metrics and the probes of Kubernetes, over HTTP on threads: also while the event loop is busy."""
+"""Answer scrapes of metrics and the probes of Kubernetes, over HTTP on a thread: also while the event loop is busy."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from email.message import Message
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import SHUT_RDWR, socket
 from threading import Thread
-from typing import Protocol
-from urllib.parse import urlsplit
+from typing import Any, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from typing_extensions import override
 
-from k8s.pod.addresses import split_address
-from k8s.pod.errors import StartError
+from k8s.pod.http.connections import Connections
+from k8s.pod.http.exchange import TEXT, Exchange, HttpError, Service
+from k8s.pod.http.server import HttpServer
 
-_LOG = logging.getLogger(__name__)
-_MOST_CONNECTIONS = 64
-"""Open at a time, without the live page's viewers: scrapes and probes end at once."""
-_POLL_S = 0.1  # how soon a close is noticed
-TEXT = "text/plain; charset=utf-8"
-Write = Callable[[int, str, bytes, Mapping[str, str]], None]
-"""Writes an answer: status, content type, body, further headers."""
+_MOST_CONNECTIONS = 64 + 256
+"""Open at a time: scrapes and probes, which end at once, and the live page's viewers."""
+_GRACE_S = 0.2
 
+T = TypeVar("T")
 
 Check = Callable[[], str | None]
 """Returns why the check fails, or None. Called on another thread than the event loop's."""
@@ -91,124 +82,76 @@ def _result(checks: Mapping[str, Check], word: str) -> tuple[bool, str]:
 class Pages(Protocol):
     """Pages at further paths: a Protocol, because only the aggregator has some, which this package does not know."""
 
-    def answer(self, path: str, headers: Message, connection: socket, write: Write) -> bool:
-        """Answer to GET, or keep the connection; False for a path that is not known."""
+    def answer(self, exchange: Exchange) -> bool:
+        """Answer to GET; False for a path that is not known. Called on the monitoring thread's own event loop."""
         ...
 
-    def keeps(self, connection: object) -> bool:
-        """Whether the connection stays open after its request."""
-        ...
 
-    def close(self) -> None: ...
-
-
-class MonitoringServer:
+class MonitoringServer(Service):
     """`/metrics` (Prometheus and OpenMetrics text), `/livez` and `/readyz`; with `show`, further pages."""
 
     def __init__(self, bind: str, registry: CollectorRegistry, health: Health) -> None:
         """Bind `host:port`; port 0 picks a free one. Raises StartError when the address cannot be bound."""
-        host, port = split_address(bind)
-
-        class Handler(_Handler):
-            pass
-
-        Handler.registry, Handler.health = registry, health
-        try:
-            self._server = _Server((host, port), Handler)
-        except OSError as error:
-            raise StartError(f"metrics cannot be served on {bind}: {error.strerror or error}") from error
-        self._thread = Thread(target=self._server.serve_forever, args=(_POLL_S,), name="monitoring", daemon=True)
+        self._registry = registry
+        self._health = health
+        self._pages: Pages | None = None
+        self._loop = asyncio.new_event_loop()
+        self._server = HttpServer(self, Connections(_MOST_CONNECTIONS))
+        self._thread = Thread(target=self._loop.run_forever, name="monitoring", daemon=True)
         self._thread.start()
+        try:
+            self.address = self._wait_for(self._server.start("telemetry.metrics_bind", bind))
+        except BaseException:
+            self._end()
+            raise
 
     def show(self, pages: Pages) -> None:
-        self._server.pages = pages
-
-    @property
-    def address(self) -> str:
-        host, port = self._server.server_address[:2]
-        return f"{host!s}:{port}"
+        self._pages = pages
 
     def close(self) -> None:
-        if self._server.pages is not None:
-            self._server.pages.close()
-        self._server.shutdown()
-        self._server.server_close()
+        self._wait_for(self._stop())
+        self._end()
+
+    async def _stop(self) -> None:
+        await self._server.stop(_GRACE_S)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-
-
-class _Server(ThreadingHTTPServer):
-    """Each connection has a thread. Where there are too many, the oldest one gives way to a new one."""
-
-    daemon_threads = True
-    allow_reuse_address = True
-    request_queue_size = 128  # of 5, more callers at once wait for a second
-    pages: Pages | None = None
+        self._loop.close()
 
     @override
-    def server_activate(self) -> None:
-        super().server_activate()
-        self._open: dict[socket, None] = {}
+    def open(self, exchange: Exchange) -> None:
+        exchange.keeps_alive = False
+        if exchange.method not in {"GET", "HEAD"}:
+            raise HttpError(405, "method_not_allowed", "there is only GET", allow="GET, HEAD")
+        exchange.serve = self._serve
 
-    @override
-    def process_request(self, request: socket | tuple[bytes, socket], client_address: object) -> None:
-        assert isinstance(request, socket)
-        while len(self._open) >= _MOST_CONNECTIONS:
-            oldest = next(iter(tuple(self._open)))  # a copy: other threads remove theirs
-            self._open.pop(oldest, None)
-            with suppress(OSError):  # it has just ended
-                oldest.shutdown(SHUT_RDWR)  # wakes its thread
-        self._open[request] = None
-        super().process_request(request, client_address)
-
-    @override
-    def shutdown_request(self, request: socket | tuple[bytes, socket]) -> None:
-        assert isinstance(request, socket)
-        self._open.pop(request, None)
-        if self.pages is None or not self.pages.keeps(request):
-            super().shutdown_request(request)
-
-    @override
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A disconnected client is not an error; any other error is logged."""
-        if not isinstance(sys.exception(), OSError):
-            _LOG.exception("a request for metrics or health failed")
-
-
-class _Handler(BaseHTTPRequestHandler):
-    registry: CollectorRegistry
-    health: Health
-    timeout = 10  # a silent client must not keep a thread
-
-    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride] - the one that made it
-
-    def do_GET(self) -> None:
-        path = urlsplit(self.path).path
-        match path:
+    def _serve(self, exchange: Exchange) -> None:
+        match exchange.path:
             case "/metrics":
-                encoder, content_type = choose_encoder(self.headers.get("Accept", ""))
-                self._answer(200, content_type, encoder(self.registry), {})
+                exchange.start(self._scrape(exchange))
             case "/livez":
-                self._answer_check(self.health.liveness())
+                _answer_check(exchange, *self._health.liveness())
             case "/readyz":
-                self._answer_check(self.health.readiness())
+                _answer_check(exchange, *self._health.readiness())
             case _:
-                pages = self.server.pages
-                if pages is None or not pages.answer(path, self.headers, self.connection, self._answer):
-                    self._answer(404, TEXT, b"there are /metrics, /livez and /readyz\n", {})
+                if self._pages is None or not self._pages.answer(exchange):
+                    raise HttpError(404, "not_found", "there are /metrics, /livez and /readyz")
 
-    @override
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: probes and scrapes come every few seconds."""
+    async def _scrape(self, exchange: Exchange) -> None:
+        """On a further thread: gauges are read on the event loop of the process, which may be busy."""
+        encoder, content_type = choose_encoder(exchange.header(b"accept"))
+        body = await asyncio.to_thread(encoder, self._registry)
+        exchange.answer(200, body, {"content-type": content_type})
 
-    def _answer_check(self, result: tuple[bool, str]) -> None:
-        holds, lines = result
-        self._answer(200 if holds else 503, TEXT, lines.encode(), {})
 
-    def _answer(self, status: int, content_type: str, body: bytes, headers: Mapping[str, str]) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+def _answer_check(exchange: Exchange, holds: bool, lines: str) -> None:  # noqa: FBT001 - as the check returns it
+    exchange.answer(200 if holds else 503, lines.encode(), {"content-type": TEXT})

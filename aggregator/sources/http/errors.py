@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from aggregator.errors import Code, InvalidRequest, RequestError
+from aggregator.errors import Code, InvalidRequest
 from aggregator.request.request import Failure
+from k8s.pod.http.exchange import HttpError
 
 _MOST_CHARACTERS = 300  # of a message; a client logs it whole
 _STATUS: dict[Code, tuple[int, str, str]] = {
@@ -40,27 +41,6 @@ class FieldError(InvalidRequest):
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(shortened(named(message, field)), shortened(field))
-
-
-class HttpError(RequestError):
-    """A status of HTTP alone; `closes`: the connection cannot be used again; `allow`: the methods taken."""
-
-    def __init__(
-        self,
-        status: int,
-        name: str,
-        message: str,
-        *,
-        closes: bool = False,
-        retryable: bool = False,
-        allow: str = "",
-    ) -> None:
-        super().__init__(shortened(message))
-        self.allow = allow
-        self.status = status
-        self.name = name
-        self.closes = closes
-        self.retryable = retryable
 
 
 def renamed(failure: Failure, names: Mapping[str, str]) -> Failure:
@@ -117,4 +97,8 @@ def described_error(error: HttpError) -> tuple[int, bytes, dict[str, str]]:
     headers = {"x-should-retry": "true" if error.retryable else "false"}
     if error.allow:
         headers["allow"] = error.allow
-    return error.status, body_of(_error_object(str(error), "invalid_request_error", None, error.name)), headers
+    return (
+        error.status,
+        body_of(_error_object(shortened(str(error)), "invalid_request_error", None, error.name)),
+        headers,
+    )

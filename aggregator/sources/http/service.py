@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -15,24 +16,25 @@ from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Models, ServedTask
 from aggregator.admission.sequences import most_characters
 from aggregator.errors import Code, ModelUnavailable, TokenbatchError
-from aggregator.observability.calls import CallTelemetry
+from aggregator.observability.calls import CANCELLED, CallTelemetry
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Defaults, Request
 from aggregator.scheduler.work_item import Task
 from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.callers import Identity
-from aggregator.sources.calls.calls import Call, GenerationCall, call_of
+from aggregator.sources.calls.calls import Call, GenerationCall, call_of, failure_of
 from aggregator.sources.calls.load import Room
 from aggregator.sources.http.answer import Answer, Read
 from aggregator.sources.http.calls import HttpCalls
 from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions
-from aggregator.sources.http.errors import FieldError, HttpError, described
-from aggregator.sources.http.exchange import Exchange, Responses
+from aggregator.sources.http.errors import FieldError, described, described_error
+from aggregator.sources.http.exchange import HttpExchange
 from aggregator.sources.http.forms.routes import ROUTES
 from aggregator.sources.http.generation import ChatRequest, CompletionRequest, GenerationReader, GenerationWriter
 from aggregator.sources.http.json_body import decode_body, takes_long
 from aggregator.sources.wire.message import Message
 from aggregator.tokenizers.tokenizer import Tokenizer
+from k8s.pod.http.exchange import Exchange, HttpError, Service
 from protos.generation.v1.generation_pb2 import GenerateRequest
 
 _EVENTS = {"content-type": "text/event-stream", "cache-control": "no-cache"}
@@ -60,7 +62,7 @@ class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
 
 TOKENIZE, DETOKENIZE = msgspec.json.Decoder(Tokenize), msgspec.json.Decoder(Detokenize)
 
-Serve = Callable[[Exchange], None]
+Serve = Callable[[HttpExchange], None]
 ReadGeneration = Callable[[bytes, Defaults, str], tuple[GenerateRequest, CompletionRequest | ChatRequest]]
 
 
@@ -102,13 +104,12 @@ class HttpGenerationCall(GenerationCall):
         self.streams = bool(asked.stream)
 
 
-class OpenAIService:
+class OpenAIService(Service):
     """Answers the requests of all connections."""
 
     def __init__(self, calls: HttpCalls, models: Models, tracing: Tracing, *, trusts_token_ids: bool) -> None:
         self.calls = calls
-        self.metrics = calls.load.metrics
-        self.responses = Responses(CallTelemetry(tracing, self.metrics))
+        self._telemetry = CallTelemetry(tracing, calls.load.metrics)
         self._models = models
         revisions = Revisions(models)
         embeddings = EmbeddingsReader(revisions, trusts_token_ids=trusts_token_ids)
@@ -124,13 +125,47 @@ class OpenAIService:
             "/health": ("GET", self._health),
         }
 
+    @override
+    def exchange(self, transport: asyncio.Transport, on_answered: Callable[[], None]) -> HttpExchange:
+        return HttpExchange(transport, self, on_answered)
+
+    @override
+    def received(self, exchange: Exchange) -> float:
+        return self.calls.received(cast("HttpExchange", exchange))
+
+    @override
+    def discarded(self, size_bytes: int) -> float:
+        return self.calls.discarded(size_bytes)
+
+    @override
+    def answered(self, exchange: Exchange, status: int) -> None:
+        self._telemetry.metrics.http_responses.add(1, str(status))
+        call = cast("HttpExchange", exchange).call
+        if call is not None:
+            call.status = status
+
+    @override
+    def fail(self, exchange: Exchange, error: Exception) -> None:
+        if isinstance(error, ConnectionError):
+            cast("HttpExchange", exchange).failed_late(CANCELLED)
+        elif exchange.is_answered:
+            cast("HttpExchange", exchange).failed_late(failure_of(error).code.name)
+            exchange.abort()
+        elif isinstance(error, HttpError):
+            exchange.answer(*described_error(error), closes=error.closes)
+        else:
+            exchange.answer(*described(failure_of(error)))
+
+    @override
     def open(self, exchange: Exchange) -> None:
         """Its head is there: answer a GET, else set how it is served once its body is there. Raises TokenbatchError."""
+        exchange = cast("HttpExchange", exchange)
         path, route = exchange.path, self._routes.get(exchange.path)
         pattern = path if route is not None else ""
         if route is None and path.startswith("/v1/models/"):
             pattern, route = "/v1/models/{model}", ("GET", self._show_model)
-        exchange.trace(pattern)
+        trace = exchange.header(b"traceparent")
+        exchange.call = self._telemetry.http(exchange.method, path, pattern, trace, secure=exchange.is_secure)
         if route is None:
             known = ", ".join(f"{method} {path}" for path, (method, _) in self._routes.items())
             raise HttpError(404, "unknown_url", f"there is no {exchange.method} {path}: the routes are {known}")
@@ -145,9 +180,9 @@ class OpenAIService:
             serve(exchange)
         else:
             self.calls.expect(exchange)
-            exchange.serve = serve
+            exchange.serve = cast("Callable[[Exchange], None]", serve)
 
-    def _serve(self, read: Read, exchange: Exchange) -> None:
+    def _serve(self, read: Read, exchange: HttpExchange) -> None:
         room = exchange.held_room
         decoded = partial(self._decoded, read, exchange, room)
         if takes_long(exchange.body):
@@ -157,19 +192,19 @@ class OpenAIService:
             self._submit(exchange, self.calls.take(data, exchange.identity, exchange.deadline_s, room, decoded))
 
     async def _serve_large(
-        self, exchange: Exchange, room: Room, decoded: Callable[[bytes, Identity], tuple[Message, Call]]
+        self, exchange: HttpExchange, room: Room, decoded: Callable[[bytes, Identity], tuple[Message, Call]]
     ) -> None:
         data = exchange.take_body()
         asked = data, exchange.identity, exchange.deadline_s, room, decoded
         self._submit(exchange, await self.calls.take_in_slow_lane(*asked))
 
     def _decoded(
-        self, read: Read, exchange: Exchange, room: Room, data: bytes, identity: Identity
+        self, read: Read, exchange: HttpExchange, room: Room, data: bytes, identity: Identity
     ) -> tuple[Message, Call]:
         message, answer = read(data, identity.defaults, exchange.request_id)
         return message, AnsweredCall(room, partial(self._answer, exchange, answer), needs_all=answer.needs_all)
 
-    def _submit(self, exchange: Exchange, request: Request) -> None:
+    def _submit(self, exchange: HttpExchange, request: Request) -> None:
         call = call_of(request)
         assert isinstance(call, AnsweredCall), "A request has another kind of call. This is a bug."
         if call.is_over(request):
@@ -179,11 +214,11 @@ class OpenAIService:
         exchange.on_late = partial(self._give_up, exchange, request)
         self.calls.submit(request)
 
-    def _give_up(self, exchange: Exchange, request: Request) -> None:
+    def _give_up(self, exchange: HttpExchange, request: Request) -> None:
         self.calls.give_up(request)
         exchange.fail(DeadlinePassed("the deadline passed before the answer was there"))
 
-    def _answer(self, exchange: Exchange, answer: Answer, request: Request) -> None:
+    def _answer(self, exchange: HttpExchange, answer: Answer, request: Request) -> None:
         """Every input has its outcome."""
         try:
             failed = answer.failure(request)
@@ -197,13 +232,13 @@ class OpenAIService:
         except Exception as error:  # noqa: BLE001 - it must not end the work of all others
             exchange.fail(error)
 
-    async def _encode(self, exchange: Exchange, answer: Answer, request: Request) -> None:
+    async def _encode(self, exchange: HttpExchange, answer: Answer, request: Request) -> None:
         exchange.answer(200, await in_slow_lane(partial(answer.write, request)), answer.headers(request))
 
-    def _generate(self, read: ReadGeneration, exchange: Exchange) -> None:
+    def _generate(self, read: ReadGeneration, exchange: HttpExchange) -> None:
         exchange.start(self._write_generation(read, exchange))
 
-    async def _write_generation(self, read: ReadGeneration, exchange: Exchange) -> None:
+    async def _write_generation(self, read: ReadGeneration, exchange: HttpExchange) -> None:
         """One text, whole or as events. A failure before the first event has its status; a later one is an event."""
         calls, room = self.calls, exchange.held_room
 
@@ -221,7 +256,7 @@ class OpenAIService:
             calls.give_up(request)
             raise
 
-    async def _write_texts(self, exchange: Exchange, request: Request) -> None:
+    async def _write_texts(self, exchange: HttpExchange, request: Request) -> None:
         call, generated = call_of(request), request.generation
         assert isinstance(call, HttpGenerationCall), "A generation request has another kind of call. This is a bug."
         assert generated is not None, "A generation request has no generation. This is a bug."
@@ -260,10 +295,10 @@ class OpenAIService:
 
         return tokenizer
 
-    def _tokenize(self, exchange: Exchange) -> None:
+    def _tokenize(self, exchange: HttpExchange) -> None:
         exchange.start(self._count(exchange))
 
-    async def _count(self, exchange: Exchange) -> None:
+    async def _count(self, exchange: HttpExchange) -> None:
         asked = await self._decode(TOKENIZE, exchange)
         served = self._served(asked.model or exchange.identity.defaults.model)
         limit = most_characters(served)
@@ -280,10 +315,10 @@ class OpenAIService:
 
         exchange.answer(200, await in_slow_lane(write) if len(counted.ids) > _MANY_IDS else write(), {})
 
-    def _detokenize(self, exchange: Exchange) -> None:
+    def _detokenize(self, exchange: HttpExchange) -> None:
         exchange.start(self._join(exchange))
 
-    async def _join(self, exchange: Exchange) -> None:
+    async def _join(self, exchange: HttpExchange) -> None:
         asked = await self._decode(DETOKENIZE, exchange)
         served = self._served(asked.model or exchange.identity.defaults.model)
         size, most = served.description.vocabulary_size, served.description.max_input_tokens
@@ -312,18 +347,18 @@ class OpenAIService:
                 return served
         raise ModelUnavailable(f"model {name} has no server now")
 
-    def _list_models(self, exchange: Exchange) -> None:
+    def _list_models(self, exchange: HttpExchange) -> None:
         exchange.answer(200, msgspec.json.encode({"object": "list", "data": listed(self._models.tasks)}), {})
 
-    def _show_model(self, exchange: Exchange) -> None:
+    def _show_model(self, exchange: HttpExchange) -> None:
         name = exchange.path.removeprefix("/v1/models/")
         found = listed(self._models.find(name, task) for task in Task)
         if not found:
             raise ModelUnavailable(f"model {name} has no server now")
         exchange.answer(200, msgspec.json.encode(found[0]), {})
 
-    def _health(self, exchange: Exchange) -> None:
-        exchange.answer(503 if self.responses.drains else 200, b"{}", {})
+    def _health(self, exchange: HttpExchange) -> None:
+        exchange.answer(503 if self.drains else 200, b"{}", {})
 
 
 def listed(models: Iterable[ServedTask]) -> list[dict[str, Any]]:

@@ -14,8 +14,9 @@ import pytest
 import uvloop
 
 from aggregator.sources.calls import calls as common
-from aggregator.sources.http import calls, connection
+from aggregator.sources.http import calls
 from k8s.pod import open_files
+from k8s.pod.http.connections import TIMEOUT_S, State
 from tests.integration.frontdoor.test_http import embed, http_door
 from tests.support.listening import slow_engine
 from tests.support.until import until
@@ -100,8 +101,8 @@ WRONG = {
 async def test_what_is_wrong_on_the_wire_is_named_and_its_connection_closed(
     sent: bytes, status: int, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_PATIENCE_S", 0.5)
-    monkeypatch.setattr(connection, "_LINGER_S", 0.2)
+    monkeypatch.setitem(TIMEOUT_S, State.BODY, 0.5)
+    monkeypatch.setitem(TIMEOUT_S, State.LINGERING, 0.2)
     async with http_door() as (door, session), connected(door.http) as (reader, writer):
         writer.write(sent)
         found, _, body = await answer(reader)
@@ -126,7 +127,7 @@ async def test_headers_are_bounded_for_each_request_and_not_for_the_connection()
 
 
 async def test_a_body_of_one_byte_a_second_is_ended_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_PATIENCE_S", 1.0)
+    monkeypatch.setitem(TIMEOUT_S, State.BODY, 1.0)
     async with http_door() as (door, session):
 
         async def drip() -> tuple[int, str]:
@@ -147,7 +148,7 @@ async def test_a_body_of_one_byte_a_second_is_ended_and_holds_up_nobody(monkeypa
 
 
 async def test_a_body_with_too_many_texts_is_refused_before_all_of_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_LINGER_S", 0.2)
+    monkeypatch.setitem(TIMEOUT_S, State.LINGERING, 0.2)
     async with http_door() as (door, session), connected(door.http) as (reader, writer):
         writer.write(HEAD + b'content-length: 4000000\r\n\r\n{"input":[' + b'"a",' * 20_000)
         status, _, body = await answer(reader)
@@ -200,7 +201,7 @@ async def test_headers_that_say_twice_who_calls_are_refused(name: bytes) -> None
 
 async def test_a_refused_body_delays_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_BYTES_PER_S", 1000.0)
-    monkeypatch.setattr(connection, "_LINGER_S", 0.2)
+    monkeypatch.setitem(TIMEOUT_S, State.LINGERING, 0.2)
     body = json.dumps({"input": "rain " * 6700, "truncate_prompt_tokens": 10}).encode()
     async with (
         http_door() as (door, _),
@@ -236,7 +237,7 @@ def test_connections_are_closed_above_the_limit_and_when_idle_for_a_time(
     caplog: pytest.LogCaptureFixture,
     run: Callable[[Coroutine[Any, Any, None]], None],
 ) -> None:
-    monkeypatch.setattr(calls, "_KEEPALIVE_S", 1.0)
+    monkeypatch.setitem(TIMEOUT_S, State.IDLE, 1.0)
     run(_above_the_limit())
     assert not caplog.records
 
@@ -278,7 +279,7 @@ async def test_the_connection_that_is_idle_for_longest_gives_way_to_a_new_one() 
 
 async def test_a_response_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its room is free again. Until then its connection is read no further."""
-    monkeypatch.setattr(connection, "_UNREAD_S", 1.0)
+    monkeypatch.setitem(TIMEOUT_S, State.WRITING, 1.0)
     async with http_door() as (door, session), connected(door.http) as (_, writer):
         transport = writer.transport
         assert isinstance(transport, asyncio.Transport)

@@ -6,14 +6,11 @@ import json
 import math
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
-from functools import partial
-from socket import AF_INET, AF_INET6, SHUT_RDWR, SO_REUSEADDR, SOL_SOCKET, socket
 from typing import Any
+from urllib.parse import parse_qs
 
-from aiohttp import web
 from typing_extensions import override
 
 from aggregator.wings.scaler.external_metrics import discovery
@@ -21,15 +18,18 @@ from aggregator.wings.scaler.external_metrics.identity import utc_now
 from aggregator.wings.scaler.measuring.demand import StaleInputError
 from aggregator.wings.scaler.other_scalers import Find, ask_release, in_cluster
 from aggregator.wings.scaler.published import SCALER, Published, UnknownMetric, Value
-from k8s.pod.addresses import split_address
-from k8s.pod.errors import StartError
+from k8s.pod.http.connections import Connections
+from k8s.pod.http.exchange import TEXT, Exchange, HttpError, Service
+from k8s.pod.http.server import HttpServer
 
-_BASE = f"/apis/{discovery.GROUP}/{discovery.VERSION}"
+_METRIC = re.compile(rf"/apis/{discovery.GROUP}/{discovery.VERSION}/namespaces/([^/]+)/([^/]+)")
 _OPEN = frozenset({"/healthz", "/livez", "/readyz"})
 _GRACE_S = 2.0  # for calls in flight
+_REASONS: dict[type[Exception], tuple[int, str]] = {}
+"""How Kubernetes names what can go wrong."""
 
 
-class ExternalMetricsApi:
+class ExternalMetricsApi(Service):
     """The HTTPS server. `use` starts it, and is called again when the certificates change."""
 
     def __init__(
@@ -45,10 +45,9 @@ class ExternalMetricsApi:
         self._namespace = namespace
         self._clock = clock
         self._client_names: frozenset[str] = frozenset()
-        self._runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=_GRACE_S)
-        self._most_connections = most_connections
-        self._opened: list[socket] = []
-        self._site: web.SockSite | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._connections = Connections(most_connections)
+        self._server: HttpServer | None = None
         self.address = ""
 
     async def use(self, bind: str, tls: ssl.SSLContext, client_names: Collection[str]) -> None:
@@ -56,69 +55,56 @@ class ExternalMetricsApi:
 
         Raises StartError if the address cannot be bound.
         """
-        self._client_names = frozenset(client_names)
-        if self._site is None:
-            await self._runner.setup()
-        else:
-            await self._site.stop()
-        host, port = split_address(self.address or bind)
-        try:
-            listener = _Listener(self._opened, self._most_connections, host, port)
-            self._site = web.SockSite(self._runner, listener, ssl_context=tls)
-            await self._site.start()
-        except OSError as error:
-            raise StartError(f"api.bind {bind} cannot be bound: {error.strerror or error}") from error
-        host, port = self._runner.addresses[-1][:2]
-        self.address = f"{host}:{port}"
+        self._client_names, self._tls = frozenset(client_names), tls
+        if self._server is None:
+            server = HttpServer(self, self._connections, lambda: self._tls or tls)
+            self.address = await server.start("api.bind", bind)
+            self._server = server
 
     async def close(self) -> None:
-        await self._runner.cleanup()
+        if self._server is not None:
+            await self._server.stop(_GRACE_S)
 
-    def _application(self) -> web.Application:
-        application = web.Application(middlewares=[self._only_the_api_server])
-        for path, document in discovery.DOCUMENTS.items():
-            application.router.add_get(path, partial(_fixed, document))
-        for path in _OPEN:
-            application.router.add_get(path, _well)
-        application.router.add_get(f"{_BASE}/namespaces/{{namespace}}/{{metric}}", self._metric)
-        return application
-
-    @web.middleware
-    async def _only_the_api_server(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    @override
+    def open(self, exchange: Exchange) -> None:
         """The API server has authenticated and authorised its caller; TLS has verified the API server's certificate."""
-        if request.path not in _OPEN:
-            name = _common_name(request.transport.get_extra_info("peercert") if request.transport else None)
-            if name is None:
-                return _refusal(401, "Unauthorized", "only the API server may ask, by its client certificate")
-            if self._client_names and name not in self._client_names:
-                return _refusal(403, "Forbidden", f"the client certificate of {name!r} is not the API server's")
-        try:
-            return await handler(request)
-        except web.HTTPNotFound:
-            return _refusal(404, "NotFound", f"there is nothing at {request.path}")
-        except web.HTTPMethodNotAllowed:
-            return _refusal(405, "MethodNotAllowed", "metrics can be read only")
+        if exchange.method not in {"GET", "HEAD"}:
+            raise HttpError(405, "MethodNotAllowed", "metrics can be read only", allow="GET, HEAD")
+        if exchange.path in _OPEN:
+            exchange.answer(200, b"ok", {"content-type": TEXT})
+            return
+        name = _common_name(exchange.peer_certificate)
+        if name is None:
+            raise HttpError(401, "Unauthorized", "only the API server may ask, by its client certificate")
+        if self._client_names and name not in self._client_names:
+            raise HttpError(403, "Forbidden", f"the client certificate of {name!r} is not the API server's")
+        if (document := discovery.DOCUMENTS.get(exchange.path)) is not None:
+            _answer(exchange, 200, document)
+        elif (metric := _METRIC.fullmatch(exchange.path)) is not None:
+            exchange.serve = lambda exchange: exchange.start(self._metric(exchange, *metric.groups()))
+        else:
+            raise HttpError(404, "NotFound", f"there is nothing at {exchange.path}")
 
-    async def _metric(self, request: web.Request) -> web.Response:
-        namespace, metric = request.match_info["namespace"], request.match_info["metric"]
-        try:
-            values = await self._values(namespace, metric, request.query.get("labelSelector", ""))
-        except UnknownMetric as error:
-            return _refusal(404, "NotFound", str(error))
-        except BadSelector as error:
-            return _refusal(400, "BadRequest", str(error))
-        except StaleInputError as error:
-            return _refusal(503, "ServiceUnavailable", str(error))
+    @override
+    def fail(self, exchange: Exchange, error: Exception) -> None:
+        status, reason = _REASONS.get(type(error), (500, "InternalError"))
+        if isinstance(error, HttpError):
+            status, reason = error.status, error.name
+        _answer(exchange, status, discovery.status(status, reason, str(error)))
+
+    async def _metric(self, exchange: Exchange, namespace: str, metric: str) -> None:
+        selector = parse_qs(exchange.url.partition(b"?")[2].decode("latin-1")).get("labelSelector", [""])[0]
+        values = await self._values(namespace, metric, selector)
         timestamp = self._clock().strftime("%Y-%m-%dT%H:%M:%SZ")
-        return _json(
+        _answer(
+            exchange,
+            200,
             {
                 "kind": "ExternalMetricValueList",
                 "apiVersion": f"{discovery.GROUP}/{discovery.VERSION}",
                 "metadata": {},
                 "items": [_item(metric, value, timestamp) for value in values],
-            }
+            },
         )
 
     async def _values(self, namespace: str, metric: str, selector: str) -> Sequence[Value]:
@@ -127,34 +113,6 @@ class ExternalMetricsApi:
         if namespace == self._namespace and labels.get(SCALER, self._published.scaler) == self._published.scaler:
             return self._published.query(metric, labels)
         return await ask_release(self._find, namespace, metric, labels)
-
-
-class _Listener(socket):
-    """asyncio accepts from it. Where too many connections are open, the oldest one gives way to a new one.
-
-    Those in a handshake count, as they do not among aiohttp's connections.
-    """
-
-    def __init__(self, opened: list[socket], most: int, host: str, port: int) -> None:
-        """Bind the address; raises OSError."""
-        super().__init__(AF_INET6 if ":" in host else AF_INET)
-        self._opened, self._most = opened, most
-        try:
-            self.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-            self.bind((host, port))
-        except OSError:
-            self.close()
-            raise
-
-    @override
-    def accept(self) -> tuple[socket, Any]:
-        connection, address = super().accept()
-        self._opened[:] = [each for each in self._opened if each.fileno() >= 0]
-        if len(self._opened) >= self._most:
-            with suppress(OSError):  # it has just ended
-                self._opened.pop(0).shutdown(SHUT_RDWR)  # its transport sees the end, and closes it
-        self._opened.append(connection)
-        return connection, address
 
 
 def quantity(value: float) -> str:
@@ -182,20 +140,8 @@ def _common_name(certificate: Any) -> str | None:
     return ""
 
 
-async def _fixed(document: discovery.Document, _: web.Request) -> web.Response:
-    return _json(document)
-
-
-async def _well(_: web.Request) -> web.Response:
-    return web.Response(text="ok")
-
-
-def _json(document: discovery.Document, code: int = 200) -> web.Response:
-    return web.Response(text=json.dumps(document), status=code, content_type="application/json")
-
-
-def _refusal(code: int, reason: str, message: str) -> web.Response:
-    return _json(discovery.status(code, reason, message), code)
+def _answer(exchange: Exchange, status: int, document: discovery.Document) -> None:
+    exchange.answer(status, json.dumps(document).encode(), {"content-type": "application/json"})
 
 
 _EQUALITY = re.compile(r"\s*([\w./-]+)\s*==?\s*([\w.-]*)\s*")
@@ -214,3 +160,10 @@ def labels_of(selector: str) -> dict[str, str]:
             raise BadSelector(f"{requirement!r}: a metric is selected by label=value alone")
         labels[match[1]] = match[2]
     return labels
+
+
+_REASONS |= {
+    UnknownMetric: (404, "NotFound"),
+    BadSelector: (400, "BadRequest"),
+    StaleInputError: (503, "ServiceUnavailable"),
+}

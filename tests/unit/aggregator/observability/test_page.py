@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import threading
+import time
 from base64 import b64encode
 from collections.abc import Iterator
 from hashlib import sha256
@@ -18,9 +19,10 @@ from typing_extensions import override
 
 from aggregator.observability import viewers
 from aggregator.observability.page import LivePages
-from aggregator.observability.viewers import Feed, Viewers
+from aggregator.observability.viewers import Feed
 from aggregator.reports import words
 from k8s.pod import telemetry
+from k8s.pod.http.connections import TIMEOUT_S, State
 from k8s.pod.telemetry import Telemetry, TelemetrySettings
 
 LOCAL = TelemetrySettings(metrics_bind="127.0.0.1:0")
@@ -28,10 +30,7 @@ LOCAL = TelemetrySettings(metrics_bind="127.0.0.1:0")
 
 def ended() -> bool:
     """Whether the viewers' thread, if there is one, ends."""
-    for thread in threading.enumerate():
-        if thread.name == "viewers":
-            thread.join(30)
-            return not thread.is_alive()
+    time.sleep(0.5)
     return True
 
 
@@ -140,6 +139,7 @@ def test_nothing_is_read_and_no_thread_runs_without_a_viewer(started: Telemetry,
         viewer.event()
     assert ended()
     events = feed.events
+    time.sleep(0.2)
     assert get(started, "/livez")[0].status == 200
     assert feed.events == events
     with Viewer(started) as viewer:
@@ -180,43 +180,8 @@ def test_a_slow_reader_holds_up_nobody_and_gets_the_latest_when_it_reads(started
 def test_a_reader_that_reads_nothing_is_disconnected(
     started: Telemetry, feed: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(viewers, "_STUCK_S", 0.1)
+    monkeypatch.setitem(TIMEOUT_S, State.WRITING, 0.1)
     feed.size = 1_000_000
     with Viewer(started, receive_bytes=4096):
         assert feed.read_once.wait(30)
         assert ended()
-
-
-class Closing(Viewers):
-    """`late` comes at the moment when the thread has found no viewer."""
-
-    late: socket.socket | None = None
-
-    @override
-    def _goes_on(self) -> bool:
-        goes_on = super()._goes_on()
-        late, self.late = (self.late, None) if not goes_on else (None, self.late)
-        if late is not None:
-            assert self.add(late)
-        return goes_on
-
-
-def test_a_viewer_that_comes_as_the_last_one_leaves_gets_events(
-    feed: Counting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(viewers, "EVERY_S", 0.02)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        pairs = [(socket.create_connection(server.getsockname(), 30), server.accept()[0]) for _ in range(2)]
-    (first, connection), (second, late) = pairs
-    closing = Closing(feed)
-    closing.late = late
-    assert closing.add(connection)
-    first.close()
-    received = b""
-    while b"data: " not in received:
-        part = second.recv(4096)
-        assert part, "it was disconnected"
-        received += part
-    second.close()
-    assert ended()
-    closing.close()

@@ -11,15 +11,12 @@ import pytest
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_exceptions import BadHttpMessage
 from aiohttp.http_parser import HttpRequestParser
+from typing_extensions import override
 
-from aggregator.observability.calls import CallTelemetry
-from aggregator.observability.metrics import Metrics
-from aggregator.observability.tracing import Tracing
-from aggregator.sources.http.calls import Connections
-from aggregator.sources.http.connection import Connection
-from aggregator.sources.http.exchange import Exchange, Responses
-from aggregator.sources.http.service import OpenAIService
-from k8s.pod.metrics_buffer import MetricsBuffer
+from k8s.pod.http import connections
+from k8s.pod.http.connection import Connection
+from k8s.pod.http.connections import SMALL_READ, TIMEOUT_S, Connections, Pooled, State
+from k8s.pod.http.exchange import Exchange, Service
 
 POST = b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\n"
 Seen = tuple[str, bytes, dict[bytes, bytes], bytes, bool]
@@ -39,6 +36,11 @@ class Wire:
     def close(self) -> None:
         self.is_closed = True
 
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
     def can_write_eof(self) -> bool:
         return False
 
@@ -49,26 +51,17 @@ class Wire:
         self.is_paused = False
 
 
-class Service:
+class Answering(Service):
     """Answers each request once `goes_on`, and keeps what it was."""
 
     def __init__(self, *, goes_on: bool = True) -> None:
         self.goes_on = goes_on
-        self.calls = self
-        self.responses = Responses(CallTelemetry(Tracing(), Metrics(MetricsBuffer())))
         self.served: list[Exchange] = []
         self.seen: list[Seen] = []
 
+    @override
     def open(self, exchange: Exchange) -> None:
         exchange.serve = self.serve
-
-    def received(self, exchange: Exchange) -> float:
-        del exchange
-        return 0.0
-
-    def discarded(self, size_bytes: int) -> float:
-        del size_bytes
-        return 0.0
 
     def serve(self, exchange: Exchange) -> None:
         self.served.append(exchange)
@@ -77,28 +70,81 @@ class Service:
             exchange.answer(200, b"{}", {})
 
 
+class Turns(Connections):
+    """Counts turns, and gives them when asked; nothing is late by itself."""
+
+    turns = 0
+
+    @override
+    def later(self, connection: Pooled) -> None:
+        self._waiting[connection] = None
+
+    @override
+    def _wake(self, after_s: float) -> None: ...
+
+    def next(self) -> bool:
+        """Give one; False where nobody waits."""
+        if not self._waiting:
+            return False
+        connection, _ = self._waiting.popitem(last=False)
+        connection.turn()
+        self.turns += 1
+        return True
+
+
+class Watched(Connection):
+    """One whose request is seen, and which can change its pool."""
+
+    @property
+    def now(self) -> Exchange:
+        return self._now
+
+    def join(self, pool: Turns) -> None:
+        self._connections = pool
+        assert pool.enter(self)
+
+
 class Alone:
     """A connection that no other one is beside."""
 
     def __init__(self, *, goes_on: bool = True) -> None:
-        self.service = Service(goes_on=goes_on)
+        self.service = Answering(goes_on=goes_on)
         self.wire = Wire()
-        self.connection = Connection(cast("OpenAIService", self.service), cast("Connections", self))
+        self.connections = Turns(8)
+        self.unread = b""
+        """On its way in the network."""
+        self.connection = Watched(self.service, self.connections)
         self.connection.connection_made(cast("asyncio.Transport", self.wire))
-
-    def enter(self, _: Connection) -> bool:
-        return True
-
-    def leave(self, _: Connection) -> None: ...
-
-    def set_busy(self, _: Connection) -> None: ...
-
-    def set_idle(self, _: Connection) -> None: ...
 
     def send(self, *pieces: bytes) -> list[Seen]:
         for piece in pieces:
-            self.connection.data_received(piece)
+            self.unread += piece
+            self.go_on()
         return self.service.seen
+
+    def go_on(self) -> None:
+        """Read and give turns, until there is nothing to do."""
+        while self.read() or self.connections.next():
+            pass
+
+    def read(self) -> bool:
+        """Hand over as much as the connection takes at a time; False where there is nothing, or reading is paused."""
+        if not self.unread or self.wire.is_paused or self.wire.is_closed:
+            return False
+        room = self.connection.get_buffer(-1)
+        size = min(len(room), len(self.unread))
+        room[:size], self.unread = self.unread[:size], self.unread[size:]
+        self.connection.buffer_updated(size)
+        return True
+
+    def join(self, pool: Turns) -> None:
+        """Be one of these connections."""
+        self.connections = pool
+        self.connection.join(pool)
+
+    @property
+    def now(self) -> Exchange:
+        return self.connection.now
 
     @property
     def statuses(self) -> list[int]:
@@ -177,14 +223,18 @@ def by_aiohttp(data: bytes, loop: asyncio.AbstractEventLoop) -> list[Seen]:
         if body.is_eof() and body.exception() is None:
             headers = {name.lower(): value for name, value in reversed(message.raw_headers)}
             target = (message.path or "").encode(errors="surrogateescape")
-            seen.append((message.method, target, headers, body.read_nowait(-1), not message.should_close))
-            if message.should_close:
+            is_last = message.should_close or (message.version < (1, 1) and message.chunked)
+            seen.append((message.method, target, headers, body.read_nowait(-1), not is_last))
+            if is_last:
                 break
     return seen
 
 
 async def test_requests_are_read_as_aiohttp_reads_them() -> None:
-    """It refuses a few more: versions without a blank before them, tunnels, and codings beside chunks."""
+    """It refuses a few more: versions without a blank before them, and codings beside chunks.
+
+    It closes a connection behind chunks of HTTP/1.0, as RFC 9112 (6.1) has it.
+    """
     served = 0
     for seed in range(1500):
         chance = random.Random(seed)
@@ -195,27 +245,48 @@ async def test_requests_are_read_as_aiohttp_reads_them() -> None:
         if len(found) < len(expected):
             _, target, headers, *_ = expected[len(found)]
             is_coded = headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked"
-            assert is_coded or b"HTTP/" in target or b"upgrade" in headers, (seed, data)
+            assert is_coded or b"HTTP/" in target, (seed, data)
         served += len(found)
     assert served > 1000
 
 
-async def test_a_body_behind_an_upgrade_that_is_not_taken_is_read_as_a_body() -> None:
-    """As Java's client sends its first request: with an offer of HTTP/2."""
-    upgrade = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\n"
-    hidden = b"GET / HTTP/1.1\r\nhost: evil\r\n\r\n"
-    whole = POST + upgrade + b"content-length: %d\r\n\r\n" % len(hidden) + hidden
+UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\n"
+"""As Java's client sends its first request: with an offer of HTTP/2."""
+HIDDEN = b"GET / HTTP/1.1\r\nhost: evil\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"content-length: %d\r\n\r\n" % len(HIDDEN) + HIDDEN,
+        b"transfer-encoding: chunked\r\n\r\n%x\r\n" % len(HIDDEN) + HIDDEN + b"\r\n0\r\n\r\n",
+        b"transfer-encoding: chunked\r\n\r\n%x\r\n" % len(HIDDEN) + HIDDEN + b"\r\n0\r\nx: trailer\r\n\r\n",
+    ],
+    ids=["of a length", "in chunks", "in chunks with a trailer"],
+)
+async def test_a_body_behind_an_upgrade_that_is_not_taken_is_read_as_a_body(body: bytes) -> None:
+    whole = POST + UPGRADE + body
     for pieces in ([whole * 2], [bytes([byte]) for byte in whole * 2]):
         alone = Alone()
-        assert [body for _, _, _, body, _ in alone.send(*pieces)] == [hidden, hidden]
+        assert [body for _, _, _, body, _ in alone.send(*pieces)] == [HIDDEN, HIDDEN]
         assert alone.statuses == [200, 200]
+
+
+async def test_chunks_behind_an_upgrade_that_are_broken_are_refused() -> None:
+    alone = Alone()
+    assert alone.send(POST + UPGRADE + b"transfer-encoding: chunked\r\n\r\nx\r\n") == []
+    assert alone.statuses == [400]
+
+
+async def test_an_upgrade_without_a_body_is_served_as_if_it_were_none() -> None:
+    alone = Alone()
+    assert len(alone.send((b"GET / HTTP/1.1\r\nhost: x\r\n" + UPGRADE + b"\r\n") * 2)) == 2
 
 
 @pytest.mark.parametrize(
     "sent",
     [
         b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n",
-        POST + b"upgrade: h2c\r\nconnection: upgrade\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         POST + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
         POST + b"transfer-encoding: identity\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         POST + b"host: y\r\n\r\n",
@@ -246,11 +317,58 @@ async def test_a_bounded_part_of_the_next_requests_is_kept_while_one_is_served()
     request = POST + b"\r\n"
     alone.send(request * 2000)
     assert (len(alone.service.served), alone.wire.is_paused) == (1, True)
+    assert len(request) * 1999 - len(alone.unread) <= SMALL_READ
     alone.service.goes_on = True
     alone.service.served[0].answer(200, b"{}", {})
-    await asyncio.sleep(0.01)
+    alone.go_on()
     assert (len(alone.service.served), alone.wire.is_paused) == (2000, False)
     assert alone.statuses == [200] * 2000
+
+
+async def test_one_request_is_served_a_turn() -> None:
+    alone = Alone()
+    alone.unread = (POST + b"\r\n") * 100
+    assert alone.read()
+    assert (len(alone.service.served), alone.wire.is_paused) == (1, True)
+    while alone.connections.next():
+        assert len(alone.service.served) == 1 + alone.connections.turns
+    assert (len(alone.service.served), alone.wire.is_paused) == (100, False)
+
+
+async def test_connections_with_more_to_read_have_their_turns_one_after_another() -> None:
+    pool, first, second = Turns(8), Alone(), Alone()
+    for each in (first, second):
+        each.join(pool)
+        each.unread = (POST + b"\r\n") * 10
+        assert each.read()
+    for _ in range(6):
+        pool.next()
+    assert (len(first.service.served), len(second.service.served)) == (4, 4)
+
+
+@pytest.mark.parametrize("size", [1, 2, 60])
+async def test_a_bounded_part_of_a_body_in_chunks_is_parsed_a_turn(size: int) -> None:
+    chunk = b"%x\r\n" % size + b"a" * size + b"\r\n"
+    count = SMALL_READ // len(chunk)
+    alone = Alone()
+    alone.send(POST + b"transfer-encoding: chunked\r\n\r\n")
+    alone.unread = chunk * count
+    assert alone.read()
+    parsed = [alone.now.arrived_bytes]
+    while alone.connections.next():
+        parsed.append(alone.now.arrived_bytes - sum(parsed))
+    assert max(parsed) <= size * (256 + 4096 / len(chunk)) + size
+    assert sum(parsed) == count * size
+    assert len(alone.send(b"0\r\n\r\n")) == 1
+
+
+async def test_empty_lines_within_chunks_do_not_end_a_body_and_cost_turns() -> None:
+    data = b"\r\n\r\n" * 1024
+    alone = Alone()
+    chunks = b"transfer-encoding: chunked\r\n\r\n%x\r\n" % len(data) + data + b"\r\n0\r\n\r\n"
+    [(*_, body, _)] = alone.send(POST + chunks)
+    assert body == data
+    assert alone.connections.turns >= len(data) // 4 // 256
 
 
 async def test_nothing_is_served_while_a_response_waits_for_its_reader() -> None:
@@ -259,7 +377,108 @@ async def test_nothing_is_served_while_a_response_waits_for_its_reader() -> None
     alone.send(POST + b"\r\n")
     assert not alone.service.served
     alone.connection.resume_writing()
+    alone.go_on()
     assert alone.statuses == [200]
+
+
+async def test_a_client_that_reads_nothing_is_cut_off() -> None:
+    closed: list[str] = []
+    alone = Alone()
+    alone.connections.on_closed = closed.append
+    alone.connection.pause_writing()
+    assert alone.connection.state is State.WRITING
+    alone.connection.late()
+    assert (alone.wire.is_closed, closed) == (True, ["unread"])
+
+
+async def test_a_request_goes_on_in_the_state_in_which_its_reader_fell_behind() -> None:
+    alone = Alone(goes_on=False)
+    alone.send(POST + b"content-length: 2\r\n\r\na")
+    alone.connection.pause_writing()
+    alone.send(b"b")
+    assert not alone.service.served
+    states: list[State] = []
+    for step in ("resume", "pause", "resume", "pause", "answer", "resume"):
+        if step == "answer":
+            alone.service.served[0].answer(200, b"{}", {})
+        else:
+            (alone.connection.resume_writing if step == "resume" else alone.connection.pause_writing)()
+        alone.go_on()
+        states.append(alone.connection.state)
+    assert states == [State.SERVING, State.WRITING, State.SERVING, State.WRITING, State.WRITING, State.IDLE]
+
+
+async def test_a_connection_says_what_it_waits_for() -> None:
+    alone = Alone(goes_on=False)
+    states = [alone.connection.state]
+    for piece in (b"POST ", b"/ HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n", b"ab"):
+        alone.send(piece)
+        states.append(alone.connection.state)
+    alone.service.served[0].answer(200, b"{}", {})
+    states.append(alone.connection.state)
+    assert states == [State.IDLE, State.HEAD, State.BODY, State.SERVING, State.IDLE]
+
+
+async def test_a_body_that_does_not_come_is_refused_and_the_rest_of_it_read_for_a_while() -> None:
+    alone = Alone()
+    alone.send(POST + b"content-length: 2\r\n\r\na")
+    states: list[State] = []
+    for _ in range(2):
+        alone.connection.late()
+        states.append(alone.connection.state)
+    assert (alone.statuses, states) == ([408], [State.LINGERING, State.CLOSING])
+
+
+async def test_the_rest_of_a_refused_body_is_read_before_the_next_request() -> None:
+    alone = Alone()
+    alone.send(POST + b"content-length: 3\r\n\r\na")
+    alone.now.answer(401, b"{}", {})
+    alone.send(b"bc" + POST + b"\r\n")
+    assert (alone.statuses, alone.connection.state) == ([401, 200], State.IDLE)
+
+
+@pytest.mark.parametrize(("version", "told"), [(b"1.1", [100]), (b"1.0", [])])
+async def test_a_client_that_waits_for_leave_gets_it_in_its_version(version: bytes, told: list[int]) -> None:
+    alone = Alone()
+    alone.send(b"POST / HTTP/%b\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n" % version)
+    assert alone.statuses == told
+    alone.send(b"ab")
+    assert alone.statuses == [*told, 200]
+
+
+async def test_chunks_of_http_1_0_are_the_last_request_of_their_connection() -> None:
+    alone = Alone()
+    old = b"POST / HTTP/1.0\r\nhost: x\r\nconnection: keep-alive\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+    alone.send(old + POST + b"\r\n")
+    assert (alone.statuses, alone.wire.is_closed) == ([200], True)
+    assert b"connection: close" in alone.wire.written
+
+
+async def test_those_that_linger_have_a_bound_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_MOST_LINGERING", 2)
+    pool, many = Turns(4), [Alone() for _ in range(5)]
+    for each in many:
+        each.join(pool)
+        each.send(POST + b"content-length: 3\r\n\r\na")
+        each.now.answer(401, b"{}", {}, closes=True)
+    assert [each.wire.is_closed for each in many] == [True, True, True, False, False]
+    newest = Alone()
+    newest.join(pool)
+    assert (newest.wire.is_closed, len(pool)) == (False, 3)
+
+
+async def test_pipelines_that_nobody_reads_are_bounded_as_those_that_linger() -> None:
+    pool, one, other = Turns(8), Alone(), Alone()
+    for each in (one, other):
+        each.join(pool)
+        each.connection.pause_writing()
+    assert pool.is_busy(one.connection)
+    one.send(POST + b"\r\n")
+    assert (pool.is_busy(one.connection), pool.is_busy(other.connection)) == (False, True)
+
+
+def test_every_state_has_a_time_out() -> None:
+    assert set(TIMEOUT_S) == set(State)
 
 
 @pytest.mark.parametrize(
