@@ -131,6 +131,25 @@ class EngineFailed(BatchFailed):
     code = Code.INTERNAL
 
 
+def server_error(code: int, message: str, *, whole: bool = False) -> BatchFailed:
+    """The meaning of a server's status for its work: never started, server lost, or engine failed.
+
+    `whole`: of a batch, which may be refused before it starts; else of one query or sequence. No status blames an
+    input, which the aggregator has checked: only failures elsewhere and alone do that (`scheduler.retries`).
+    """
+    match code:
+        case Code.RESOURCE_EXHAUSTED if whole:
+            return ModelServerBusy(message)
+        case (
+            Code.INTERNAL | Code.INVALID_ARGUMENT | Code.OUT_OF_RANGE | Code.DATA_LOSS | Code.RESOURCE_EXHAUSTED
+        ) | 2:  # UNKNOWN
+            return EngineFailed(message)
+        case Code.DEADLINE_EXCEEDED:
+            return ModelServerTimedOut(message)
+        case _:  # includes FAILED_PRECONDITION: another model is served there now, and the pool must notice
+            return ModelServerLost(message)
+
+
 @contextmanager
 def ungrouped(*kinds: type[Exception]) -> Generator[None]:
     """Raise the first error of a group that holds only errors of these kinds; any other group stays as it is.

@@ -50,8 +50,8 @@ class ServerDescription:
     """A model server's checked description (`Describe`) for one task.
 
     `generation`: only of one that generates. `pair_template`: only of one that scores; `labels`: of its scores, if it
-    is a classifier. `pools_spans`: it embeds documents in chunks. `beside`: of a server that embeds and generates, its
-    description as one that generates.
+    is a classifier. `pools_spans`: it embeds documents in chunks. `never_zero`: no row is all zero. `beside`: of a
+    server that embeds and generates, its description as one that generates.
     """
 
     address: str
@@ -74,6 +74,7 @@ class ServerDescription:
     pair_template: PairTemplate | None = None
     labels: tuple[str, ...] = ()
     pools_spans: bool = False
+    never_zero: bool = False
 
     @property
     def task(self) -> Task:
@@ -131,9 +132,15 @@ class OutgoingBatch:
     @property
     def row_count(self) -> int:
         """The vectors that it gives: one per query, or one per span of it."""
+        return int(self.rows.sum()) if self.span_counts else self.query_count
+
+    @property
+    def rows(self) -> npt.NDArray[np.int32]:
+        """The vectors of each query, int32 [queries]."""
         if not self.span_counts:
-            return self.query_count
-        return int(np.maximum(np.frombuffer(self.span_counts, "<i4"), 1).sum())
+            return np.ones(self.query_count, np.int32)
+        counts: npt.NDArray[np.int32] = np.frombuffer(self.span_counts, "<i4")
+        return np.maximum(counts, np.int32(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +167,13 @@ class StepResult:
     """The result of one batch; `matrix` is float32 [rows, dimensions], pooled, not normalised.
 
     `errors` holds (position, code, message) of the queries that failed; `report` describes the engine step.
+    `unclaimed_s`: engine time of other batches that no answer reported.
     """
 
     matrix: npt.NDArray[np.float32]
     errors: Sequence[tuple[int, int, str]]
     report: StepReport
+    unclaimed_s: float = 0.0
 
 
 class ServerSequence(Protocol):
@@ -202,8 +211,8 @@ class ModelServer(Protocol):
     async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
         """Execute one batch.
 
-        Raises ModelServerBusy (never started), ModelServerLost or EngineFailed. A response of the wrong shape, or with
-        values that are not finite, is ModelServerLost too.
+        Raises ModelServerBusy (never started), ModelServerLost or EngineFailed. A response of the wrong shape is
+        ModelServerLost too.
         """
         ...
 

@@ -27,7 +27,7 @@ from modelserver.profile.throughput import with_backlog
 from modelserver.scheduler.embedding_batches import EmbeddingBatches
 from modelserver.scheduler.embedding_steps import EmbeddingSteps
 from modelserver.scheduler.generation_steps import GenerationSteps
-from modelserver.scheduler.queued_batch import Composition, StepReport
+from modelserver.scheduler.queued_batch import StepReport
 from modelserver.scheduler.step_queue import StepQueue
 from modelserver.service.description import Description, describe
 from modelserver.service.servicer import ModelServerServicer, Serving
@@ -82,14 +82,24 @@ class Server:
 
     def _engine_loop_of(self, tasks: frozenset[Task]) -> EngineLoop[Engine] | EngineLoop[Generator]:
         if Task.GENERATE not in tasks:
-            embedding = EmbeddingSteps(self._queue, queue_bounds, self._stepped, self._metrics.failed_step)
+            embedding = EmbeddingSteps(
+                self._queue,
+                queue_bounds,
+                self._stepped,
+                self._metrics.failed_step,
+                unclaimed=self._serving.unclaimed,
+            )
             return EngineLoop(self._start.embedding, embedding, self._on_state, self._watch)
-        embeds, failed_step = Task.EMBED in tasks, self._metrics.failed_step
+        embeds, unclaimed = Task.EMBED in tasks, self._serving.unclaimed
+        embeddings = EmbeddingBatches(
+            self._queue, queue_bounds, self._stepped, self._metrics.failed_step, unclaimed=unclaimed
+        )
         steps = self._serving.generation = GenerationSteps(
             self._start.limits,
             on_step=self._metrics.generation_step,
-            on_failed_step=lambda: failed_step(Composition.MERGED),
-            embeddings=EmbeddingBatches(self._queue, queue_bounds, self._stepped, failed_step) if embeds else None,
+            on_failed_step=self._metrics.failed_generation_step,
+            embeddings=embeddings if embeds else None,
+            unclaimed=unclaimed,
         )
         return EngineLoop(partial(self._start.generating, embeds=embeds), steps, self._on_state, self._watch)
 

@@ -38,7 +38,7 @@ class Metrics:
         self._queries.add(0, self._task)  # a rate needs the zero before the first
         self._batches = buffer.counter("embed.engine.batches", "{batch}", "batches computed")
         self._failed = buffer.counter(
-            "embed.engine.failed_steps", "{step}", "steps in which the engine raised", "composition"
+            "embed.engine.failed_steps", "{step}", "steps that raised, or of which no row was a result", "composition"
         )
         self.rebuilds = buffer.counter("embed.engine.rebuilds", "{rebuild}", "engines built again after a failure")
         self.fallbacks = buffer.counter(
@@ -73,8 +73,16 @@ class Metrics:
         self._generated.add(step.prefill_tokens, "prompt")
         self._generated.add(step.new_tokens, "new")
 
-    def failed_step(self, composition: Composition) -> None:
+    def failed_step(self, composition: Composition, duration_s: float) -> None:
+        """`duration_s`: of a step that raised; one with rows that are no result is recorded by `step` as well."""
         self._failed.add(1, composition.value)
+        if duration_s:
+            self._duration.record(duration_s, composition.value, self._task)
+
+    def failed_generation_step(self, duration_s: float) -> None:
+        self._failed.add(1, Composition.MERGED.value)
+        if duration_s:
+            self._step.record(duration_s)
 
     def refused(self, code: grpc.StatusCode, queries: int) -> None:
         """A refused batch (`queries` 0), or this many refused queries of a batch."""

@@ -23,6 +23,7 @@ _ENGINE = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # through another process a batch is split over several steps
     "VLLM_CONFIGURE_LOGGING": "0",  # vLLM's records are formatted as all others
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_COMPUTE_NANS_IN_LOGITS": "1",  # else a text is drawn from scores that are not numbers, without a word
     # A step has a hundred parallel regions, and at the end of each its threads wait for each other. If other processes
     # need the cores as well, a thread that spins takes the core that the slower thread needs (ADR 17).
     "OMP_WAIT_POLICY": "passive",

@@ -120,7 +120,7 @@ class SyntheticSettings(Group):
     poison_above_tokens: NonNegativeInt | None = None
     poison_share: float = Field(default=0.0, ge=0.0, le=1.0)
     poison_while: Path | None = None
-    poison_mode: Literal["error", "exit", "break", "stall", "hang", "lose"] = "error"
+    poison_mode: Literal["error", "exit", "break", "stall", "hang", "lose", "nan", "nan_row", "zeros"] = "error"
 
 
 def _of_vllm(name: str) -> str:
@@ -177,7 +177,8 @@ class ModelServerSettings(Group):
         " poison_token_id: a token that makes a step fail; poison_above_tokens: so do more tokens than this;"
         " poison_share: the share of steps that fail by chance; poison_while: a file, steps fail while it exists;"
         " poison_mode: error (the engine recovers), break (it must be"
-        " rebuilt), stall (for 3 s), hang, lose (as when the GPU is lost) or exit (of the process)",
+        " rebuilt), stall (for 3 s), hang, lose (as when the GPU is lost), exit (of the process), or a lie: nan, zeros"
+        " (of every row, or of those with the token) or nan_row (of one row)",
     )
     telemetry: TelemetrySettings = TelemetrySettings(metrics_bind="0.0.0.0:9465")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from aggregator.errors import Code
 from aggregator.scheduler.work_item import Task, WorkItem
 from k8s.pod.metrics_buffer import MetricsBuffer
 
@@ -12,6 +13,9 @@ MAX_NAMED = 100
 OTHER = "other"
 REST = 0
 """The account of all other tenants, and of the aggregator's own probes."""
+NOBODY = 1
+"""The account of steps that gave nobody a result: they failed, or their callers had left."""
+_NOBODY = "nobody"
 
 
 class Costs:
@@ -28,34 +32,41 @@ class Costs:
         self._tokens = buffer.counter(
             "tokenbatch.tokens", "{token}", "tokens of inputs, prompts and texts that were computed", *labels
         )
-        self._labels = [OTHER, *sorted(named)[:MAX_NAMED]]
+        self._labels = [OTHER, _NOBODY, *sorted(named)[:MAX_NAMED]]
         self._accounts = {tenant: account for account, tenant in enumerate(self._labels)}
 
     def account(self, tenant: str) -> int:
         """The number under which a tenant is charged."""
         account = self._accounts.get(tenant)
         if account is None:
-            if len(self._labels) > MAX_NAMED:
+            if len(self._labels) > MAX_NAMED + NOBODY:
                 return REST
             account = self._accounts[tenant] = len(self._labels)
             self._labels.append(tenant)
         return account
 
     def computed(
-        self, model: str, task: str, items: Sequence[WorkItem], failed_rows: Collection[int], seconds: float
+        self, model: str, task: str, items: Sequence[WorkItem], failed_rows: Mapping[int, int], seconds: float
     ) -> None:
-        """A batch was computed but for `failed_rows`: divide `seconds`, its part of the step, by its tenants' tokens.
+        """A batch was computed: divide `seconds`, its part of the step, by its tenants' tokens.
 
-        The waiters of an item have equal parts of it, also callers who left after it was packed.
+        `failed_rows`: codes by place. What failed in the engine (INTERNAL) is nobody's, and the engine never saw the
+        others. The waiters of an item have equal parts of it, also callers who left after it was packed.
         """
         shares: dict[str, float] = {}
+        lost = 0
         for row, item in enumerate(items):
-            if row not in failed_rows:
+            code = failed_rows.get(row)
+            if code is None:
                 part = item.token_count / len(item.waiters)
                 for query in item.waiters:
                     tenant = query.tenant
                     shares[tenant] = shares.get(tenant, 0.0) + part
-        each_s = seconds / (sum(shares.values()) or 1.0)
+            elif code == Code.INTERNAL:
+                lost += item.token_count
+        each_s = seconds / (sum(shares.values()) + lost or 1.0)
+        if lost:
+            self.charge(model, task, NOBODY, lost * each_s)
         for tenant, tokens in shares.items():
             account = self.account(tenant)
             self._tokens.add(tokens, self._labels[account], model, task)

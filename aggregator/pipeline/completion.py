@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Models, ServedTask
@@ -114,8 +114,10 @@ def account(request: Request, now_s: float) -> None:
         request.held.slo.answered(now_s - request.received_s, overhead_s)
 
 
-def share_out(model_revision: ModelRevision, batch: Batch, result: StepResult, now_s: float) -> list[Request]:
-    """Give every waiting query its rows, or its error; returns the requests that are complete by this."""
+def share_out(
+    model_revision: ModelRevision, batch: Batch, result: StepResult, failed: Collection[int], now_s: float
+) -> list[Request]:
+    """Give every waiting query its rows, but for the items at the places that `failed`; returns complete requests."""
     description, report = model_revision.description, result.report
     batched_s = max(0.0, now_s - batch.packed_s - report.step_duration_s)
     completed = CompletedBatch(
@@ -130,16 +132,14 @@ def share_out(model_revision: ModelRevision, batch: Batch, result: StepResult, n
         done_s=now_s,
         labels=description.labels,
     )
-    failures = {index: Failure(Code(code), message) for index, code, message in result.errors}
     packed_s = batch.packed_s
     finished: list[Request] = []
     row = 0
     for index, item in enumerate(batch.items):
-        failure = failures.get(index) if failures else None
         chunks = item.chunks
-        for query in item.waiters:
+        for query in () if index in failed else item.waiters:
             if query.item is item:
-                outcome = failure or Vector(completed, row, item.token_count, packed_s - query.enqueued_s, chunks)
+                outcome = Vector(completed, row, item.token_count, packed_s - query.enqueued_s, chunks)
                 complete_input(query, outcome, finished)
         row += max(1, chunks)
     return finished

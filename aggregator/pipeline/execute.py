@@ -14,8 +14,16 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
-from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerBusy, ModelServerLost, ModelServerTimedOut
-from aggregator.model_server import ModelServer, outgoing
+from aggregator.errors import (
+    BatchFailed,
+    Code,
+    EngineFailed,
+    ModelServerBusy,
+    ModelServerLost,
+    ModelServerTimedOut,
+    server_error,
+)
+from aggregator.model_server import ModelServer, StepResult, outgoing
 from aggregator.observability.costs import REST
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
@@ -28,6 +36,8 @@ from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Task, WorkItem
 
 _LOG = logging.getLogger(__name__)
+_REFUSALS = frozenset((Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE))
+"""With these a server says that the input is wrong; that is believed once it is proven as any other failure is."""
 _POISON = Failure(Code.INTERNAL, "this input, alone in its batch, made the engine fail again and again")
 
 
@@ -66,23 +76,53 @@ class BatchExecutor:
             return self._failed(model_revision, batch, server, error)
         finally:
             model_revision.in_flight.remove(batch)
+        if result is None or report is None:
+            return self._begun(model_revision, batch, report)
+        return self._answered(model_revision, server, batch, result)
+
+    def _begun(self, model_revision: ModelRevision, batch: Batch, report: StepReport | None) -> list[Request]:
+        """The sequences of a batch have begun, or a control has its token (`report` None)."""
         now_s = self.clock()
         model_revision.dispatcher.done(batch, report, now_s)
-        if report is None:
-            return []
-        description = model_revision.description
+        if report is not None:
+            self.metrics.recorder.batch_done(batch, Task.GENERATE, report, now_s)
+        return []
+
+    def _answered(
+        self, model_revision: ModelRevision, server: ModelServer, batch: Batch, result: StepResult
+    ) -> list[Request]:
+        """Share out the rows of a batch, and queue again what failed of it; returns the requests that are complete."""
+        now_s, report, description = self.clock(), result.report, model_revision.description
+        failed = {place: code for place, code, _ in result.errors}
+        for place, code, message in result.errors:
+            batch.items[place].refusal = code, message
+        items = [batch.items[place] for place in failed]
+        poison = model_revision.dispatcher.done(batch, report, now_s, items, self.jitter())
+        if failed:
+            place, code, message = result.errors[0]
+            error = server_error(code, message)
+            self._report("a part of a batch failed", server, error, len(items), batch_id=batch.batch_id)
+        self._withdraw_untrusted(model_revision)
         if batch.control:
             self.metrics.costs.charge(description.model, description.kind, REST, report.engine_s)
             return []
-        if result is None:
-            self.metrics.recorder.batch_done(batch, Task.GENERATE, report, now_s)
-            return []
-        self.metrics.batch_done(batch, description.task, report, now_s)
+        whole = len(failed) == len(batch.items)
+        if whole:
+            self.metrics.recorder.batch_failed(batch, description.task, Code(result.errors[0][1]), now_s)
+        else:
+            self.metrics.batch_done(batch, description.task, report, now_s)
         if description.task is Task.EMBED:
-            self.metrics.embedded(description.model, batch, Code.OK, now_s)
-        failed_rows = {row for row, _, _ in result.errors}
-        self.metrics.costs.computed(description.model, description.kind, batch.items, failed_rows, report.engine_s)
-        return share_out(model_revision, batch, result, now_s)
+            code = Code(result.errors[0][1]) if whole else Code.OK
+            self.metrics.embedded(description.model, batch, code, now_s)
+        self.metrics.costs.computed(description.model, description.kind, batch.items, failed, report.engine_s)
+        finished = share_out(model_revision, batch, result, failed, now_s)
+        return finished + self._condemn(model_revision, poison, batch)
+
+    def _withdraw_untrusted(self, model_revision: ModelRevision) -> None:
+        for name in model_revision.dispatcher.retries.untrusted():
+            server = model_revision.servers.get(name)
+            if server is not None:
+                self.pool.suspect(server)
 
     def give_up(self, request: Request) -> None:
         """Abort the sequence of a caller that went away, if one runs."""
@@ -169,6 +209,11 @@ class BatchExecutor:
             return []
         timed_out = isinstance(error, ModelServerTimedOut)
         poison = dispatcher.failed(batch, now_s, self.jitter(), timed_out=timed_out)
+        self._withdraw_untrusted(model_revision)
+        return self._condemn(model_revision, poison, batch)
+
+    def _condemn(self, model_revision: ModelRevision, poison: Sequence[WorkItem], batch: Batch) -> list[Request]:
+        """Fail the items that are proven to be poison; returns the requests that this completes."""
         return [request for item in poison for request in self._poison(model_revision, item, batch.attempt + 1)]
 
     def _report(self, message: str, server: ModelServer, error: BatchFailed, count: int, **fields: str) -> None:
@@ -185,7 +230,11 @@ class BatchExecutor:
         request: Request = item.waiters[0].request
         if request.generation is not None:
             model_revision.dispatcher.retries.quarantine(request.generation.prompt_ids, self.clock())
-        return _completed(item, replace(_POISON, attempts=attempts))
+        code, said = item.refusal
+        if code in _REFUSALS:
+            return _completed(item, Failure(Code(code), said, attempts=attempts))
+        message = f"{_POISON.message}: {said}" if said else _POISON.message
+        return _completed(item, replace(_POISON, message=message, attempts=attempts))
 
 
 def _completed(item: WorkItem, outcome: Outcome) -> list[Request]:

@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from aggregator.admission.model_revision import ModelRevision
-from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerLost
+from aggregator.errors import BatchFailed, Code, server_error
 from aggregator.model_server import ModelServer
 from aggregator.request.generation import Generation
 from aggregator.request.request import Failure, Request
@@ -112,13 +112,8 @@ class RunningSequence:
         self._end(None)
 
     def fail(self, code: Code, message: str) -> None:
-        match code:
-            case Code.INTERNAL:
-                self.server_lost(EngineFailed(message))
-            case Code.UNAVAILABLE | Code.FAILED_PRECONDITION:
-                self.server_lost(ModelServerLost(message))
-            case _:
-                self._end(Failure(code, message))
+        self.item.refusal = code, message
+        self.server_lost(server_error(code, message))
 
     def server_lost(self, error: BatchFailed) -> None:
         """The server is gone, or its engine failed: it resumes elsewhere, after the tokens that it has."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,11 +15,13 @@ from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Task
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1.curve import Curve, Rule
+from protos.modelserver.v1.rows import broken_rows
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """One batch, or its vectors, is one message; a model server takes and gives as much."""
 
 _FLOAT32 = np.dtype("<f4")
+_NO_RESULT = "the answer is not finite, or all zero"
 _CODES = frozenset(Code) - {Code.OK}
 _MESSAGE_SLACK_BYTES = 64 * 1024  # for everything in an answer but its vectors
 _TASKS = {"embed": Task.EMBED, "generate": Task.GENERATE, "rank": Task.SCORE, "classify": Task.SCORE}
@@ -85,6 +88,7 @@ def _described(address: str, said: pb.DescribeResponse, task: Task) -> ServerDes
         pair_template=PairTemplate(template.text, template.token_types) if task is Task.SCORE else None,
         labels=tuple(said.labels),
         pools_spans=said.pools_spans,
+        never_zero=said.never_zero and task is not Task.GENERATE,
     )
 
 
@@ -108,8 +112,12 @@ def _prompt_curve(generation: GenerationCosts, capacity: int) -> Curve:
     return Curve(0.0, generation.fixed_s, generation.per_token_s, budget, Rule.THROUGHPUT, capacity)
 
 
-def checked_result(batch: OutgoingBatch, dimensions: int, answer: pb.EmbedBatchResponse) -> StepResult:
-    """A batch's result, `matrix` float32 [rows, dimensions]. Raises ModelServerLost where it cannot be right."""
+def checked_result(batch: OutgoingBatch, description: ServerDescription, answer: pb.EmbedBatchResponse) -> StepResult:
+    """A batch's result, `matrix` float32 [rows, dimensions]. Raises ModelServerLost where it cannot be right.
+
+    A row that is no result is an error of its query, whether or not the server says so.
+    """
+    dimensions = description.dimensions
     if answer.dimensions != dimensions:
         raise ModelServerLost(f"the answer has {answer.dimensions} dimensions, not {dimensions}")
     rows = batch.row_count
@@ -117,14 +125,19 @@ def checked_result(batch: OutgoingBatch, dimensions: int, answer: pb.EmbedBatchR
     if len(answer.embeddings) != expected:
         raise ModelServerLost(f"the answer holds {len(answer.embeddings)} bytes of vectors, not {expected}")
     matrix = np.frombuffer(answer.embeddings, _FLOAT32).reshape(rows, dimensions)
-    if not _is_finite(matrix):
-        raise ModelServerLost("the answer holds values that are not finite")
-    for seconds in (answer.step_duration_s, answer.idle_before_s, answer.staged_s, answer.engine_s):
+    times = (answer.step_duration_s, answer.idle_before_s, answer.staged_s, answer.engine_s, answer.unclaimed_s)
+    for seconds in times:
         if not 0.0 <= seconds < math.inf:
             raise ModelServerLost(f"the answer reports a time of {seconds} s")
+    errors = _errors(batch, answer)
+    broken = broken_rows(matrix, zeros=not description.never_zero)
+    if broken is not None:
+        matrix = np.where(broken[:, None], np.float32(0.0), matrix)
+        errors += _unnamed(batch, broken, errors)
     return StepResult(
         matrix=matrix,
-        errors=_errors(batch, answer),
+        errors=errors,
+        unclaimed_s=answer.unclaimed_s,
         report=StepReport(
             step_tokens=answer.step_tokens,
             step_duration_s=answer.step_duration_s,
@@ -161,7 +174,10 @@ def _errors(batch: OutgoingBatch, answer: pb.EmbedBatchResponse) -> tuple[tuple[
     return errors
 
 
-def _is_finite(matrix: npt.NDArray[np.float32]) -> bool:
-    """Whether every value is finite; the sum of squares shows that at a third of the cost, unless it overflows."""
-    values = matrix.reshape(-1)
-    return math.isfinite(np.einsum("i,i", values, values)) or bool(np.isfinite(matrix).all())
+def _unnamed(
+    batch: OutgoingBatch, broken: npt.NDArray[np.bool_], errors: Sequence[tuple[int, int, str]]
+) -> tuple[tuple[int, int, str], ...]:
+    """An error for every query with a row that is no result, and of which the server said nothing."""
+    named = {place for place, _, _ in errors}
+    places = np.unique(np.repeat(np.arange(batch.query_count), batch.rows)[broken]).tolist()
+    return tuple((place, int(Code.INTERNAL), _NO_RESULT) for place in places if place not in named)

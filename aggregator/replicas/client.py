@@ -14,13 +14,12 @@ from grpc_health.v1 import health_pb2
 from aggregator.errors import (
     BatchFailed,
     EngineFailed,
-    ModelServerBusy,
     ModelServerLost,
-    ModelServerTimedOut,
     is_cancelled,
+    server_error,
 )
 from aggregator.model_server import OutgoingBatch, ServerDescription, StepResult
-from aggregator.observability.costs import Costs
+from aggregator.observability.costs import NOBODY, Costs
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import MAX_MESSAGE_BYTES, BadDescription, checked_description, checked_result
 from aggregator.replicas.generate_call import GenerateCall
@@ -128,7 +127,7 @@ class GrpcModelServer(GenerateCall):
 
     async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
         description = self.description
-        model, dimensions = description.model, description.dimensions
+        model = description.model
         request = pb.EmbedBatchRequest(
             batch_id=batch.batch_id,
             model=model,
@@ -144,7 +143,7 @@ class GrpcModelServer(GenerateCall):
         )
         tracing = self._client.tracing
         with tracing.step(
-            model, description.kind, description.address, tokens=batch.token_count, dimensions=dimensions
+            model, description.kind, description.address, tokens=batch.token_count, dimensions=description.dimensions
         ) as answered:
             traceparent = tracing.traceparent()
             metadata = (("traceparent", traceparent),) if traceparent else None
@@ -161,7 +160,9 @@ class GrpcModelServer(GenerateCall):
                     raise
                 raise ModelServerLost("the connection was closed") from error
             answered(grpc.StatusCode.OK.name)
-            return checked_result(batch, dimensions, answer)
+            result = checked_result(batch, description, answer)
+            self._client.costs.charge(model, description.kind, NOBODY, result.unclaimed_s)
+            return result
 
 
 def _reader(message: type[M]) -> Callable[[bytes], M]:
@@ -180,22 +181,10 @@ def _reader(message: type[M]) -> Callable[[bytes], M]:
 
 
 def _failure(error: grpc.aio.AioRpcError) -> BatchFailed:
-    """The meaning of a call's status for its batch: never started, server lost, or engine failed."""
-    match error.code():
-        case grpc.StatusCode.RESOURCE_EXHAUSTED if _TOO_LARGE not in (error.details() or ""):
-            return ModelServerBusy(_text(error))
-        case (
-            grpc.StatusCode.RESOURCE_EXHAUSTED
-            | grpc.StatusCode.INTERNAL
-            | grpc.StatusCode.UNKNOWN
-            | grpc.StatusCode.INVALID_ARGUMENT
-            | grpc.StatusCode.OUT_OF_RANGE
-        ):
-            return EngineFailed(_text(error))
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return ModelServerTimedOut(_text(error))
-        case _:  # includes FAILED_PRECONDITION: another model is served there now, and the pool must notice
-            return ModelServerLost(_text(error))
+    """The meaning of a call's status for its batch."""
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in (error.details() or ""):
+        return EngineFailed(_text(error))
+    return server_error(error.code().value[0], _text(error), whole=True)
 
 
 def _text(error: grpc.aio.AioRpcError) -> str:

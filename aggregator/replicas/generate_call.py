@@ -17,7 +17,7 @@ import numpy as np
 
 from aggregator.errors import BatchFailed, Code, ModelServerLost, ModelServerTimedOut
 from aggregator.model_server import GenerationLoad, ServerDescription, ServerSequence
-from aggregator.observability.costs import REST, Costs
+from aggregator.observability.costs import NOBODY, REST, Costs
 from aggregator.request.generation import logprobs_of
 from aggregator.scheduler.work_item import Task
 from protos.generation.v1.generation_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, TokenLogprobs
@@ -157,6 +157,10 @@ class GenerateCall:
 
     def _charge(self, step: pb.GenerateStep) -> None:
         """Charge each account its part of the steps' time. Raises ModelServerLost for invalid accounts or times."""
+        if not 0.0 <= step.unclaimed_s < math.inf:
+            raise ModelServerLost(f"the answer reports a time of {step.unclaimed_s} s")
+        if step.unclaimed_s:
+            self._costs.charge(self.description.model, Task.GENERATE, NOBODY, step.unclaimed_s)
         if len(step.accounts) * 2 != len(step.account_seconds) or len(step.account_seconds) % _FLOAT64.itemsize:
             raise ModelServerLost("the answer's accounts and their times do not fit")
         seconds = np.frombuffer(step.account_seconds, _FLOAT64)
@@ -179,6 +183,10 @@ class GenerateCall:
             if sequence is None:
                 continue
             reported = _logprobs(logprobs[number].popleft(), size) if logprobs and logprobs.get(number) else ()
+            if reported is None:
+                self.abort(sequence)
+                sequence.fail(Code.INTERNAL, "the log probabilities of its tokens are not numbers")
+                continue
             ends = min(size, stop_tokens.get(number, 0)) if stop_tokens and last[number] == place else 0
             sequence.extend(own, reported, ends)
 
@@ -204,8 +212,8 @@ async def _write(call: StreamStreamCall, commands: asyncio.Queue[pb.GenerateComm
         return
 
 
-def _logprobs(reported: pb.SequenceLogprobs, tokens: int) -> list[TokenLogprobs]:
-    """Raises ModelServerLost if they do not fit the tokens."""
+def _logprobs(reported: pb.SequenceLogprobs, tokens: int) -> list[TokenLogprobs] | None:
+    """None if they are not numbers. Raises ModelServerLost if they do not fit the tokens."""
     if any(len(each) % _INT32.itemsize for each in (reported.token_ids, reported.logprobs, reported.ranks)):
         raise ModelServerLost("the answer's log probabilities are incomplete")
     ids, values = np.frombuffer(reported.token_ids, _INT32), np.frombuffer(reported.logprobs, _FLOAT32)
@@ -214,6 +222,8 @@ def _logprobs(reported: pb.SequenceLogprobs, tokens: int) -> list[TokenLogprobs]
         raise ModelServerLost("the answer's log probabilities do not fit its tokens")
     if (len(ids) and int(ids.min()) < 0) or (len(ranks) and int(ranks.min()) < 0):
         raise ModelServerLost("the answer's log probabilities are of negative tokens or ranks")
+    if np.isnan(values).any():
+        return None
     return logprobs_of(reported.width, ids.tolist(), values.tolist(), ranks.tolist())
 
 

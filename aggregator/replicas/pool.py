@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
-from aggregator.errors import BatchFailed, ModelServerBusy
+from aggregator.errors import BatchFailed, Code, ModelServerBusy, ModelServerLost
 from aggregator.model_server import ModelServer, OutgoingBatch, PoolMembers, ServerDescription, differences
 from aggregator.observability.costs import REST, Costs
 from aggregator.observability.tracing import Tracing
@@ -194,6 +194,8 @@ class ModelServerWatch:
         if description.by_task.keys() - {Task.GENERATE}:
             with suppress(ModelServerBusy):  # it is alive and busy
                 result = await server.embed(_probe(counted.ids), timeout_s=timeout_s)
+                for _, code, message in result.errors:
+                    raise ModelServerLost(f"it fails on a probe: {Code(code).name}: {message}")
                 self.client.costs.charge(description.model, description.kind, REST, result.report.engine_s)
         return server, tokenizer
 

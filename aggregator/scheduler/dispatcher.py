@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -147,12 +147,23 @@ class Dispatcher:
         due.wake_s = min(due.wake_s, self.queue.next_deadline_s())
         return due
 
-    def done(self, batch: Batch, report: StepReport | None, now_s: float) -> None:
-        """A batch succeeded; `report` is None if the server says nothing of its step."""
+    def done(
+        self,
+        batch: Batch,
+        report: StepReport | None,
+        now_s: float,
+        failed: Sequence[WorkItem] = (),
+        jitter: float = 0.0,
+    ) -> list[WorkItem]:
+        """A batch was answered, but for its items that `failed`; `report`: None if the server says nothing of its step.
+
+        Returns the items proven to be poison; the others that failed are sent again.
+        """
         self._ended(batch, now_s, report)
         self.time_outs.since_s = inf
-        if batch.retry is not None:
-            self.retries.succeeded(batch.retry)
+        return self.retries.answered(
+            batch.items, failed, batch.retry, replica=batch.replica.name, now_s=now_s, jitter=jitter
+        )
 
     def refused(self, batch: Batch, now_s: float, jitter: float) -> None:
         """A server refused a batch before starting it; `jitter` in [0, 1) spreads the retries."""

@@ -8,11 +8,15 @@ An isolated failure alone proves nothing, because the server may be unwell. An i
 before each further send, `controls` steps of an input that is known to be good must succeed on that server. Only
 failures after those are proof: `proofs` of them, on two servers where two are well. If a control fails, the server is
 unwell, nobody is blamed, and the proof begins anew, on another server where there is one.
+
+A server may also fail single items of a batch, in whatever words: they are sent again as a batch of their own that
+failed. A server is to blame for what succeeds elsewhere, and for a control. After `blames` of these, with no batch in
+between that it answered whole, it is not to be trusted.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -30,6 +34,7 @@ class RetryPolicy:
 
     `proofs`, `controls`: where every step fails with probability p by chance, a query that reaches isolation is
     condemned with probability p^(1 + proofs) (1 - p)^(controls (proofs - 1)) or little more: at most 2e-5, at p = 1/6.
+    `blames`: as many as the failed steps in a row after which an engine leaves service by itself.
     `quarantine_s`: a fault that is mended, or was the servers', must not refuse an input for long.
     """
 
@@ -40,6 +45,7 @@ class RetryPolicy:
     controls: int = 10
     quarantine_size: int = 1024
     quarantine_s: float = 300.0
+    blames: int = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +81,7 @@ class Retries:
         self._whole: deque[RetryBatch] = deque()
         self._suspects = _Suspects(policy, control_ids)
         self._quarantine = _Quarantine(policy.quarantine_size, policy.quarantine_s)
+        self._blames: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._retry_batches())
@@ -106,11 +113,12 @@ class Retries:
         pause_s = jitter * min(self._policy.most_backoff_s, self._policy.backoff_s * failures)
         again = RetryBatch(items, failures, replica, now_s + pause_s)
         if retry is not None and retry.suspect:
-            again = replace(retry, failures=failures, failed_on=replica, not_before_s=again.not_before_s)
+            again = replace(retry, items=items, failures=failures, failed_on=replica, not_before_s=again.not_before_s)
             poison = self._suspects.failed(again)
             for item in poison:
                 self.quarantine(item.token_ids, now_s)
             if again.control:
+                self._blames[replica] += 1
                 self._acquit(now_s, jitter)
             return poison
         if failures == 1:
@@ -128,10 +136,34 @@ class Retries:
         self._whole.extend(acquitted)
         acquitted.clear()
 
-    def succeeded(self, retry: RetryBatch) -> None:
-        """A batch that had failed succeeded."""
-        if retry.suspect:
+    def answered(
+        self,
+        items: Sequence[WorkItem],
+        failed: Sequence[WorkItem],
+        retry: RetryBatch | None,
+        *,
+        replica: str,
+        now_s: float,
+        jitter: float,
+    ) -> list[WorkItem]:
+        """A replica answered a batch but for the items that `failed`. Returns the proven poison, if any."""
+        if not failed:
+            del self._blames[replica]
+        refuted = retry is not None and not retry.control and len(failed) < len(items)
+        if retry is not None and refuted and retry.failed_on not in ("", replica):
+            self._blames[retry.failed_on] += 1
+        if failed:
+            return self.failed(list(failed), retry, replica, now_s, jitter)
+        if retry is not None and retry.suspect:
             self._suspects.succeeded(retry)
+        return []
+
+    def untrusted(self) -> list[str]:
+        """The replicas that were to blame too often since the last call; their count begins anew."""
+        names = [name for name, blames in self._blames.items() if blames >= self._policy.blames]
+        for name in names:
+            del self._blames[name]
+        return names
 
     def reserves(self, replica: str, now_s: float) -> bool:
         """Whether a suspect runs on this replica or waits for it: nothing is staged there, so that it becomes free."""
@@ -164,6 +196,8 @@ class Retries:
     def replicas_changed(self, replicas: Collection[str], now_s: float) -> None:
         """Set the replicas of the pool; suspects whose replica stays away for `patience_s` move to another one."""
         self._suspects.replicas_changed(replicas, now_s)
+        for gone in self._blames.keys() - set(replicas):
+            del self._blames[gone]
 
     def expire(self, now_s: float) -> list[Query]:
         expired = [query for query in _waiting(self._retry_batches()) if query.deadline_s <= now_s]

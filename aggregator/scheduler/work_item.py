@@ -59,7 +59,8 @@ class WorkItem:
     Marks may follow the ids, so that equal bytes are equal computations. Where a model tells the texts of a pair apart:
     an int32, the place at which the second begins. Of a document in chunks, which gives a vector of each: two of each
     chunk, its first token and the one behind its last. Identical inputs share one item as its waiters. While it is
-    `queued`, every waiter is alive, and `priority` is the most urgent class among them.
+    `queued`, every waiter is alive, and `priority` is the most urgent class among them. `refusal`: the code and the
+    words with which a server failed it last, and not its whole batch.
     """
 
     token_ids: bytes
@@ -67,6 +68,7 @@ class WorkItem:
     waiters: list[Query]
     priority: Priority
     queued: bool = False
+    refusal: tuple[int, str] = (0, "")
 
     @property
     def chunks(self) -> int:

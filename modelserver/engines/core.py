@@ -112,6 +112,7 @@ class CoreEngine:
             tasks=frozenset((Task.EMBED if scoring is None else scoring.task,)),
             scoring=scoring,
             pools_spans=self.modules is not None and self.modules.pools_spans,
+            rectified=self.modules is not None and self.modules.rectified,
             max_input_tokens=min(facts.max_input_tokens, longest or facts.max_input_tokens),
             step_token_capacity=step_tokens,
             step_query_capacity=step_queries,

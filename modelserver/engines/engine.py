@@ -99,7 +99,8 @@ class EngineFacts:
     `max_input_tokens` ids in [0, `vocabulary_size`). An engine that generates runs at most `max_sequences` at once,
     each of at most `context_tokens`, whose keys and values take at most `kv_tokens` tokens. `dimensions`: floats of a
     query's row; 0 if it only generates. `scoring`: of a model that ranks or classifies. `capture_sizes`: tokens of the
-    steps that it has CUDA graphs for; it pads a smaller one to the next. `pools_spans`: it takes `Spans`.
+    steps that it has CUDA graphs for; it pads a smaller one to the next. `pools_spans`: it takes `Spans`. `rectified`:
+    ReLU makes its vectors.
     """
 
     kind: str
@@ -119,6 +120,12 @@ class EngineFacts:
     capture_sizes: tuple[int, ...] = ()
     scoring: Scoring | None = None
     pools_spans: bool = False
+    rectified: bool = False
+
+    @property
+    def gives_zeros(self) -> bool:
+        """Whether a row may be all zero: behind ReLU, and where a score is not one of several that sum to 1."""
+        return self.rectified if self.scoring is None else self.scoring.activation is not Activation.SOFTMAX
 
     @property
     def token_types(self) -> bool:
@@ -179,6 +186,7 @@ class NewTokens:
 
     `length`: it reached max_tokens or the model's limit; otherwise it stopped. `stop_tokens`: of its last tokens, how
     many are not text. `vector`: of an embedding, float32 [dimensions], not normalised; then the tokens are meaningless.
+    `broken`: the engine's scores of its next token are not numbers, so that the token means nothing.
     """
 
     name: str
@@ -188,6 +196,7 @@ class NewTokens:
     stop_tokens: int = 0
     logprobs: Logprobs | None = None
     vector: Vector | None = None
+    broken: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ from modelserver.errors import CannotStart
 
 _VLLMS: dict[type[Any], Pooling] = {CLSPool: Pooling.CLS, LastPool: Pooling.LAST, MeanPool: Pooling.MEAN}
 _OF_ONE_TOKEN = frozenset((Pooling.CLS, Pooling.LAST))
+_RECTIFIERS = frozenset(("ReLU", "ReLU6"))
+"""Activations behind which a row may be all zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class VectorModules(nn.Module):  # type: ignore[misc]  # torch is without types 
         self.needs_segments = not _OF_ONE_TOKEN.issuperset(modules.poolings)
         sizes = [layer.outputs for layer in modules.layers if isinstance(layer, Dense)]
         self._outputs = sizes[-1] if sizes else None
+        self.rectified = any(isinstance(layer, Dense) and layer.activation in _RECTIFIERS for layer in modules.layers)
 
     @property
     def pools_spans(self) -> bool:

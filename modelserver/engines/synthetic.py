@@ -11,7 +11,7 @@ import os
 import random
 import time
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -28,17 +28,20 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 _EXIT_CODE = 70  # EX_SOFTWARE, which no other exit of this process has
 _FOREVER_S = 1e6  # eleven days
 _STALL_S = 3.0  # a late step, far below the 120 s after which the watch ends the process
+_LIES: Mapping[str, float] = {"nan": np.nan, "nan_row": np.nan, "zeros": 0.0}
+PoisonMode = Literal["error", "exit", "break", "stall", "hang", "lose", "nan", "nan_row", "zeros"]
 
 
 @dataclass(frozen=True, slots=True)
 class Poison:
     """The cause and the kind of failing steps: a token id, more tokens than `above_tokens`, or chance.
 
-    `exists`: only while this file does; None: always.
+    `exists`: only while this file does; None: always. A step that lies (`nan`, `nan_row`, `zeros`) raises nothing: the
+    rows of queries with the token id are wrong, or if there is no such id every row, or its first one.
     """
 
     token_id: int | None
-    mode: Literal["error", "exit", "break", "stall", "hang", "lose"]
+    mode: PoisonMode
     above_tokens: int | None = None
     share: float = 0.0
     exists: Path | None = None
@@ -50,6 +53,19 @@ class Poison:
             or (self.above_tokens is not None and token_ids.size > self.above_tokens)
             or random.random() < self.share  # noqa: S311 - no secret
         )
+
+    @property
+    def lies(self) -> bool:
+        return self.mode in _LIES
+
+    def lie(self, matrix: Matrix, token_ids: IdArray, rows_of: IdArray) -> Matrix:
+        """The rows of a step that is to lie; `rows_of` int32 [tokens]: the row of each token."""
+        wrong = np.zeros(len(matrix), np.bool_)
+        if self.token_id is not None:
+            wrong[rows_of[token_ids == self.token_id]] = True
+        else:
+            wrong[: 1 if self.mode == "nan_row" else None] = True
+        return np.where(wrong[:, None], np.float32(_LIES[self.mode]), matrix)
 
     def strike(self, sleep: Callable[[float], None]) -> None:
         """Make the step fail in this way; a stalled step is only late."""
@@ -119,15 +135,20 @@ class SyntheticStep:
     def execute(self) -> Matrix:
         """Take as long as a real step would; raises RuntimeError where it is to fail."""
         poison = self.engine.poison
-        if poison is not None and poison.is_in(self.token_ids):
+        fails = poison is not None and poison.is_in(self.token_ids)
+        if poison is not None and fails and not poison.lies:
             poison.strike(self.engine.sleep)
         self.engine.sleep(self.engine.step_s(self.token_ids.size))
         facts = self.engine.facts
         compute = vectors if facts.scoring is None else scores
-        if self.spans is None:
-            return compute(self.token_ids, self.lengths, facts.dimensions)
-        places, sizes = self.spans.tokens(self.lengths)
-        return compute(self.token_ids[places], sizes, facts.dimensions)
+        ids, sizes = self.token_ids, self.lengths
+        if self.spans is not None:
+            places, sizes = self.spans.tokens(self.lengths)
+            ids = ids[places]
+        matrix = compute(ids, sizes, facts.dimensions)
+        if poison is None or not fails or not poison.lies:
+            return matrix
+        return poison.lie(matrix, ids, np.repeat(np.arange(sizes.size, dtype=np.int32), sizes))
 
 
 def synthetic_facts(
@@ -291,8 +312,12 @@ class SyntheticGenerator:
         return dict([*islice(generations, self._most), *embeddings])
 
     def _choke(self, sequence: _Sequence) -> None:
-        if self.poison is not None and self.poison.token_id in sequence.token_ids:
+        if self.poison is not None and not self.poison.lies and self.poison.token_id in sequence.token_ids:
             self.poison.strike(self.sleep)
+
+    def _lied_to(self, sequence: _Sequence) -> bool:
+        ids = np.array(sequence.token_ids, np.int32)
+        return self.poison is not None and self.poison.lies and self.poison.is_in(ids)
 
     def _next(self, name: str) -> NewTokens:
         sequence = self._sequences[name]
@@ -300,7 +325,11 @@ class SyntheticGenerator:
             del self._sequences[name]
             ids = np.array(sequence.token_ids, np.int32)
             vector = vectors(ids, np.array([ids.size], np.int32), self.facts.dimensions)[0]
+            if self.poison is not None and self._lied_to(sequence):
+                vector = np.full_like(vector, _LIES[self.poison.mode])
             return NewTokens(name, [0], finished=True, length=True, vector=vector)
+        if self._lied_to(sequence):
+            return NewTokens(name, [0], broken=True)
         sampling = sequence.sampling
         token = sequence.digest % self.facts.vocabulary_size
         sequence.token_ids.append(token)

@@ -315,6 +315,7 @@ def _new_tokens(output: EngineCoreOutput) -> NewTokens:
         stop_tokens=1 if reason is FinishReason.STOP else 0,
         logprobs=None if output.new_logprobs is None else _logprobs(output.new_logprobs),
         vector=None if vector is None else vector.numpy(),
+        broken=vector is None and output.num_nans_in_logits > 0,  # counted where VLLM_COMPUTE_NANS_IN_LOGITS says so
     )
 
 

@@ -11,6 +11,7 @@ embeddings take what they need of the other three. Tokens that one side does not
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,11 @@ import numpy as np
 
 from modelserver.engines.engine import EngineFacts, EngineLoad, Generator, Matrix, NewTokens, StepLoad
 from modelserver.errors import ModelServerError, NotServing, StepFailed
-from modelserver.scheduler.queued_batch import Answer, Composition, QueuedBatch, StepReport
+from modelserver.scheduler.queued_batch import Answer, Composition, QueuedBatch, StepReport, Unclaimed
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
+from protos.modelserver.v1.rows import broken_rows
+
+_log = logging.getLogger(__name__)
 
 _PROMPTS_SHARE = 4
 """Prompts that wait keep one part in four of what decoding leaves."""
@@ -125,13 +129,16 @@ class EmbeddingBatches:
         queue: StepQueue,
         bounds: Callable[[EngineFacts], QueueBounds],
         on_step: Callable[[StepReport], None],
-        on_failed_step: Callable[[Composition], None],
+        on_failed_step: Callable[[Composition, float], None],
+        *,
+        unclaimed: Unclaimed | None = None,
     ) -> None:
         """`on_step` and `on_failed_step` are called on the engine's thread."""
         self._queue = queue
         self._bounds = bounds
         self._on_step = on_step
         self._on_failed_step = on_failed_step
+        self._unclaimed = unclaimed or Unclaimed()
         self._numbers = count()
         self._running: list[_RunningBatch] = []
         self._owners: dict[str, _RunningBatch] = {}
@@ -140,7 +147,9 @@ class EmbeddingBatches:
         self._dimensions = 0
         self._room = 0
         self._paused = False
+        self._gives_zeros = False
         self._now_s = self._idle_s = 0.0
+        self.failures = 0
 
     @property
     def has_work(self) -> bool:
@@ -163,7 +172,8 @@ class EmbeddingBatches:
         """Accept batches from now on; `wake` is called on any thread when one comes."""
         facts = engine.facts
         self._capacity, self._seats = facts.step_token_capacity, facts.step_query_capacity
-        self._dimensions = facts.dimensions
+        self._dimensions, self._gives_zeros = facts.dimensions, facts.gives_zeros
+        self.failures = 0
         self._queue.open(self._bounds(facts), wake)
 
     def begin_step(self, engine: Generator, now_s: float, idle_s: float) -> None:
@@ -208,6 +218,7 @@ class EmbeddingBatches:
                 owner.engine_s += share_s
         for each in new:
             self._place(each)
+        self._count(new, composition)
         self._on_step(
             StepReport(load.embedding_tokens, len(new), len(step_batches), composition, duration_s, self._idle_s)
         )
@@ -224,15 +235,16 @@ class EmbeddingBatches:
                 embed_room_tokens=self._room,
             )
             waited_s = max(0.0, batch.started_s - batch.queued.ready_s)  # it may come while its step is composed
-            batch.queued.deliver(Answer(batch.matrix, report, waited_s, batch.engine_s))
+            broken = broken_rows(batch.matrix, zeros=self._gives_zeros)
+            batch.queued.deliver(Answer(batch.matrix, report, waited_s, batch.engine_s, broken))
 
-    def fail_isolated(self, engine: Generator, error: Exception) -> None:
+    def fail_isolated(self, engine: Generator, error: Exception, duration_s: float) -> None:
         """Report the failure of an isolated batch; the generations that waited for it run again.
 
         Raises EngineBroken.
         """
         batch = self._running[0]
-        self._on_failed_step(Composition.ISOLATED)
+        self._on_failed_step(Composition.ISOLATED, duration_s)
         engine.discard(list(batch.names))
         self._forget(batch)
         batch.queued.deliver(StepFailed(f"the engine failed: {type(error).__name__}: {error}"))
@@ -245,8 +257,9 @@ class EmbeddingBatches:
         batches = self._running
         isolated = self.isolated
         self._running, self._owners = [], {}
+        self._unclaimed.add(sum(each.engine_s for each in batches))
         if isolated:
-            self._on_failed_step(Composition.ISOLATED)
+            self._on_failed_step(Composition.ISOLATED, 0.0)
             batches[0].queued.deliver(StepFailed(f"the engine failed: {type(error).__name__}: {error}"))
         elif broken is not None:
             for each in batches:
@@ -284,6 +297,23 @@ class EmbeddingBatches:
         batch.names[name] = row
         self._owners[name] = batch
 
+    def _count(self, new: Sequence[NewTokens], composition: Composition) -> None:
+        """Count a step that finished embeddings, none of them with a vector that is a result, as failed."""
+        if not new:
+            return
+        missing = np.full(self._dimensions, np.nan, np.float32)
+        matrix = np.stack([missing if each.vector is None else each.vector for each in new])
+        broken = broken_rows(matrix, zeros=self._gives_zeros)
+        if broken is None:
+            self.failures = 0
+            return
+        rows = int(broken.sum())
+        _log.warning("rows of a step are broken", extra={"rows": rows, "of": broken.size})
+        if rows == broken.size:
+            if not (self.isolated and self.failures):  # an isolated batch has failed before: as in `GenerationSteps`
+                self.failures += 1
+            self._on_failed_step(composition, 0.0)
+
     def _place(self, new: NewTokens) -> None:
         batch = self._owners.pop(new.name, None)
         if batch is None:
@@ -293,6 +323,7 @@ class EmbeddingBatches:
 
     def _forget(self, batch: _RunningBatch) -> None:
         self._running.remove(batch)
+        self._unclaimed.add(batch.engine_s)
         for name in batch.names:
             del self._owners[name]
 

@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from threading import Thread
 
 import numpy as np
+import numpy.typing as npt
 
 from modelserver.engines.engine import Engine, EngineFacts, IdArray, Matrix, Spans, Step
 from modelserver.errors import EngineBroken, NotServing, StepFailed
-from modelserver.scheduler.queued_batch import Answer, Composition, Outcome, QueuedBatch, StepReport
+from modelserver.scheduler.queued_batch import Answer, Composition, Outcome, QueuedBatch, StepReport, Unclaimed
 from modelserver.scheduler.step_queue import NextStep, QueueBounds, StepQueue
+from protos.modelserver.v1.rows import broken_rows
 
 _log = logging.getLogger(__name__)
 
@@ -25,14 +27,17 @@ class EmbeddingSteps:
         queue: StepQueue,
         bounds: Callable[[EngineFacts], QueueBounds],
         on_step: Callable[[StepReport], None],
-        on_failed_step: Callable[[Composition], None],
+        on_failed_step: Callable[[Composition, float], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        unclaimed: Unclaimed | None = None,
     ) -> None:
         self._queue = queue
         self._bounds = bounds
         self._on_step = on_step
         self._on_failed_step = on_failed_step
         self._clock = clock
+        self._unclaimed = unclaimed or Unclaimed()
         self._engine: Engine | None = None
         self._next: NextStep | None = None
         self._idle_since_s = 0.0
@@ -56,6 +61,7 @@ class EmbeddingSteps:
     def execute(self, engine: Engine) -> None:
         assert self._next is not None, "A step is executed that was not waited for. This is a bug."
         batches, composition = self._next.selection.batches, self._next.selection.composition
+        start_s = self._clock()
         try:
             step = self._next.step or self._prepare(batches)
             start_s = self._clock()
@@ -64,10 +70,11 @@ class EmbeddingSteps:
             _check(matrix, batches)
         except Exception as error:  # noqa: BLE001 - engines raise anything; what follows depends on how it recovers
             self._idle_since_s = self._clock()
-            self._fail(engine, batches, composition, error)
+            self._fail(engine, batches, composition, error, self._idle_since_s - start_s)
             return
         self._idle_since_s = self._clock()
-        self.failures = 0
+        broken = broken_rows(matrix, zeros=engine.facts.gives_zeros)
+        self._count(batches, composition, broken)
         report = StepReport(
             tokens=sum(queued.token_count for queued in batches),
             queries=sum(queued.query_count for queued in batches),
@@ -77,16 +84,40 @@ class EmbeddingSteps:
             idle_before_s=idle_s,
         )
         self._on_step(report)
-        _answer(batches, matrix, report, start_s)
+        _answer(batches, matrix, report, start_s, broken)
 
     def refuse(self, reason: str) -> None:
         self._next = None
         _deliver(self._queue.drain(), NotServing(reason))
 
-    def _fail(self, engine: Engine, batches: Sequence[QueuedBatch], composition: Composition, error: Exception) -> None:
+    def _count(
+        self, batches: Sequence[QueuedBatch], composition: Composition, broken: npt.NDArray[np.bool_] | None
+    ) -> None:
+        """Count a step without any usable row as failed. One with some neither counts nor ends the count.
+
+        A row alone says little of the engine: its input may be to blame, and the sender tries it elsewhere.
+        """
+        if broken is None:
+            self.failures = 0
+            return
+        rows = int(broken.sum())
+        _log.warning("rows of a step are broken", extra={"batches": len(batches), "rows": rows, "of": broken.size})
+        if rows == broken.size:
+            self.failures += 1
+            self._on_failed_step(composition, 0.0)
+
+    def _fail(
+        self,
+        engine: Engine,
+        batches: Sequence[QueuedBatch],
+        composition: Composition,
+        error: Exception,
+        duration_s: float,
+    ) -> None:
         """Queue a merged step's batches again, each isolated; report a single one's failure. Raises EngineBroken."""
         self.failures += 1
-        self._on_failed_step(composition)
+        self._on_failed_step(composition, duration_s)
+        self._unclaimed.add(duration_s)
         merged = composition is Composition.MERGED
         _log.warning("a step failed", extra={"batches": len(batches), "error": f"{type(error).__name__}: {error}"})
         try:
@@ -138,13 +169,20 @@ def _spans(batches: Sequence[QueuedBatch]) -> Spans | None:
     return Spans(np.concatenate(counts), np.concatenate([spans.bounds for spans in found if spans is not None]))
 
 
-def _answer(batches: Sequence[QueuedBatch], matrix: Matrix, report: StepReport, start_s: float) -> None:
+def _answer(
+    batches: Sequence[QueuedBatch],
+    matrix: Matrix,
+    report: StepReport,
+    start_s: float,
+    broken: npt.NDArray[np.bool_] | None,
+) -> None:
     first = 0
     for queued in batches:
-        rows = matrix[first : first + queued.batch.row_count]
-        first += queued.batch.row_count
+        rows = slice(first, first + queued.batch.row_count)
+        first = rows.stop
         engine_s = report.duration_s * queued.token_count / report.tokens
-        queued.deliver(Answer(rows, report, start_s - queued.ready_s, engine_s))
+        own = broken[rows] if broken is not None and broken[rows].any() else None
+        queued.deliver(Answer(matrix[rows], report, start_s - queued.ready_s, engine_s, own))
 
 
 def _check(matrix: Matrix, batches: Sequence[QueuedBatch]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import count
 from queue import Empty, SimpleQueue
@@ -18,6 +18,7 @@ from modelserver.engines.engine import EngineFacts, Generator, NewTokens, StepLo
 from modelserver.errors import EngineBroken
 from modelserver.scheduler.embedding_batches import EmbeddingBatches
 from modelserver.scheduler.outbox import Outbox
+from modelserver.scheduler.queued_batch import Unclaimed
 from modelserver.scheduler.step_limits import StepLimits
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
@@ -85,11 +86,13 @@ class GenerationSteps:
         self,
         make_limits: Callable[[EngineFacts], StepLimits],
         on_step: Callable[[GenerationStep], None],
-        on_failed_step: Callable[[], None],
+        on_failed_step: Callable[[float], None],
         clock: Callable[[], float] = time.monotonic,
         embeddings: EmbeddingBatches | None = None,
+        *,
+        unclaimed: Unclaimed | None = None,
     ) -> None:
-        """`on_step` and `on_failed_step` are called on the engine's thread.
+        """`on_step` and `on_failed_step` are called on the engine's thread, the latter with a raising step's time.
 
         `embeddings`: of a model that also embeds.
         """
@@ -98,17 +101,23 @@ class GenerationSteps:
         self._on_failed_step = on_failed_step
         self._clock = clock
         self._embeddings = embeddings
+        self._unclaimed = unclaimed or Unclaimed()
         self._idle_since_s = 0.0
         self._limits: StepLimits | None = None
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._names = count()
         self._sequences: dict[str, _Sequence] = {}
         self._closed = False
-        self.failures = 0
+        self._failures = 0
 
     @property
     def sequences(self) -> int:
         return len(self._sequences)
+
+    @property
+    def failures(self) -> int:
+        """Consecutive failed steps: those that raised, and those of which nothing could be used."""
+        return max(self._failures, 0 if self._embeddings is None else self._embeddings.failures)
 
     def do(self, command: Command) -> None:
         """Apply it before the next step. Any thread."""
@@ -120,7 +129,7 @@ class GenerationSteps:
 
     def open(self, engine: Generator) -> None:
         self._limits = self._make_limits(engine.facts)
-        self.failures = 0
+        self._failures = 0
         self._idle_since_s = self._clock()
         if self._embeddings is not None:
             self._embeddings.open(engine, lambda: self.do(Wake()))
@@ -141,15 +150,15 @@ class GenerationSteps:
         try:
             new, load = engine.step()
         except Exception as error:  # noqa: BLE001 - engines raise anything; what follows depends on how it recovers
-            self._fail(engine, error)
+            self._fail(engine, error, self._clock() - start_s)
             return
-        self.failures = 0
         self._idle_since_s = self._clock()
         duration_s = self._idle_since_s - start_s
         limits.step_tokens.observe(load, duration_s)
         if self._embeddings is not None:
             self._embeddings.deliver([each for each in new if each.name not in self._sequences], load, duration_s)
             new = [each for each in new if each.name in self._sequences]
+        new = self._without_broken(engine, new)
         self._deliver(engine, limits, new, load, duration_s)
         if new or load.prefill_tokens:
             new_tokens = sum(len(each.token_ids) for each in new)
@@ -196,6 +205,7 @@ class GenerationSteps:
             case Abort(outbox, number):
                 self._abort(engine, lambda each: each.outbox is outbox and each.number == number)
             case Leave(outbox):
+                self._unclaimed.add(outbox.uncharged_s())
                 self._abort(engine, lambda each: each.outbox is outbox)
             case Wake():
                 pass
@@ -255,17 +265,34 @@ class GenerationSteps:
         for outbox in callers:
             outbox.end_step(state)
 
-    def _fail(self, engine: Generator, error: Exception) -> None:
+    def _without_broken(self, engine: Generator, new: Sequence[NewTokens]) -> Sequence[NewTokens]:
+        """The tokens that mean something; the sequences of the others fail, and their senders try them elsewhere."""
+        broken = [each for each in new if each.broken]
+        if len(broken) < len(new) or not new:
+            self._failures = 0
+        else:
+            self._failures += 1
+            self._on_failed_step(0.0)
+        if not broken:
+            return new
+        _log.warning("tokens of a step are broken", extra={"sequences": len(broken), "of": len(new)})
+        engine.abort([each.name for each in broken])
+        failed = [self._sequences.pop(each.name) for each in broken]
+        self._finish_each(failed, grpc.StatusCode.INTERNAL, "the engine's scores of the next token are not numbers")
+        return [each for each in new if not each.broken]
+
+    def _fail(self, engine: Generator, error: Exception, duration_s: float) -> None:
         """Finish all sequences: the one at fault is unknown, unless a batch was isolated. Raises EngineBroken."""
         embeddings = self._embeddings
+        self._unclaimed.add(duration_s)
         _log.warning("a step failed", extra={"sequences": self.sequences, "error": type(error).__name__})
         isolated = embeddings is not None and embeddings.isolated
-        if not (isolated and self.failures):  # an isolated batch has failed before: the engine is hardly to blame
-            self.failures += 1
+        if not (isolated and self._failures):  # an isolated batch has failed before: the engine is hardly to blame
+            self._failures += 1
         if embeddings is not None and isolated and self._sequences and not isinstance(error, EngineBroken):
-            embeddings.fail_isolated(engine, error)
+            embeddings.fail_isolated(engine, error, duration_s)
             return
-        self._on_failed_step()
+        self._on_failed_step(duration_s)
         mixed = embeddings is not None and embeddings.running
         # The cause in a mixed step may be an embedding: a generation that fails so is no suspect.
         code = grpc.StatusCode.UNAVAILABLE if mixed else grpc.StatusCode.INTERNAL
@@ -283,6 +310,9 @@ class GenerationSteps:
 
     def _finish_all(self, code: grpc.StatusCode, reason: str) -> None:
         failed, self._sequences = self._sequences.values(), {}
+        self._finish_each(failed, code, reason)
+
+    def _finish_each(self, failed: Collection[_Sequence], code: grpc.StatusCode, reason: str) -> None:
         for sequence in failed:
             sequence.outbox.finish(pb.FinishedSequence(sequence=sequence.number, code=code.value[0], message=reason))
         for outbox in dict.fromkeys(sequence.outbox for sequence in failed):

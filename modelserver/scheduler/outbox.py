@@ -41,6 +41,12 @@ class Outbox:
         with self._lock:
             self._seconds[account] = self._seconds.get(account, 0.0) + seconds
 
+    def uncharged_s(self) -> float:
+        """The time of a caller that left, which no message reports."""
+        with self._lock:
+            seconds, self._seconds = sum(self._seconds.values()), {}
+        return seconds
+
     def finish(self, finished: pb.FinishedSequence) -> None:
         with self._lock:
             self._finished.append(finished)

@@ -6,7 +6,11 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from threading import Lock
 from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from modelserver.engines.engine import Matrix
 from modelserver.errors import ModelServerError
@@ -43,16 +47,35 @@ class StepReport:
 class Answer:
     """The result of one batch: float32 [rows of valid queries, dimensions], its step, and how long it waited ready.
 
-    `engine_s`: its part of the steps' time.
+    `engine_s`: its part of the steps' time. `broken` bool [rows]: the rows that are no result; None: all are.
     """
 
     matrix: Matrix
     step: StepReport
     staged_s: float
     engine_s: float
+    broken: npt.NDArray[np.bool_] | None = None
 
 
 Outcome = Answer | ModelServerError
+
+
+class Unclaimed:
+    """The engine's seconds that no answer reports: of failed steps, and of callers that had left. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        with self._lock:
+            self._seconds += seconds
+
+    def take(self) -> float:
+        """The seconds since the last call."""
+        with self._lock:
+            seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
 
 @dataclass(slots=True, eq=False)

@@ -13,6 +13,7 @@ from modelserver.errors import InvalidBatch
 
 WIRE_INT = np.dtype("<i4")
 _WIRE_FLOAT = np.dtype("<f4")
+BROKEN_ROW = "the engine's result is not finite, or all zero"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,24 +107,24 @@ def decode_batch(
     )
 
 
-def encode(batch: Batch, matrix: Matrix) -> tuple[bytes, tuple[QueryFault, ...]]:
+def encode(
+    batch: Batch, matrix: Matrix, broken: npt.NDArray[np.bool_] | None = None
+) -> tuple[bytes, tuple[QueryFault, ...]]:
     """The answer's bytes (float32 little endian [sent_row_count, dimensions]) and its faults.
 
-    `matrix` float32 [row_count, dimensions]. The rows of a query without a vector are zero; so are those of one whose
-    vectors are not finite, which is a fault too.
+    `matrix` float32 [row_count, dimensions], of which the rows marked in `broken` are no result (None: all are): a
+    fault of their query. The rows of a query with a fault are zero.
     """
     faults = batch.faults
-    if not np.isfinite(matrix).all():
+    if broken is not None:
         queries = np.arange(batch.lengths.size)
         if batch.spans is not None:
             queries = np.repeat(queries, batch.spans.rows)
-        broken = np.unique(queries[~np.isfinite(matrix).all(axis=1)])
-        places = broken if batch.positions is None else batch.positions[broken]
-        faults += tuple(
-            QueryFault(int(place), grpc.StatusCode.INTERNAL, "the engine's result is not finite") for place in places
-        )
+        failed = np.unique(queries[broken])
+        places = failed if batch.positions is None else batch.positions[failed]
+        faults += tuple(QueryFault(int(place), grpc.StatusCode.INTERNAL, BROKEN_ROW) for place in places)
         matrix = matrix.copy()
-        matrix[np.isin(queries, broken)] = 0.0
+        matrix[np.isin(queries, failed)] = 0.0
     if batch.positions is not None:
         whole = np.zeros((batch.sent_row_count, matrix.shape[1]), _WIRE_FLOAT)
         valid = np.isin(np.arange(batch.query_count), batch.positions)

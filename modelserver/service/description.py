@@ -62,6 +62,7 @@ def describe(
             pair_template=_pair_template(facts.scoring) if facts.scoring is not None else None,
             generation=_generation(cost, facts) if cost is not None else None,
             pools_spans=facts.pools_spans,
+            never_zero=min(facts.tasks) != Task.GENERATE and not facts.gives_zeros,
         ),
     )
 

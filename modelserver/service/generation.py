@@ -12,6 +12,7 @@ import numpy as np
 from modelserver.errors import InvalidBatch, ModelServerError, TooLong, WrongModel
 from modelserver.scheduler.generation_steps import Abort, GenerationSteps, Leave, Start
 from modelserver.scheduler.outbox import Outbox
+from modelserver.scheduler.queued_batch import Unclaimed
 from modelserver.service.batch import WIRE_INT
 from modelserver.service.description import Description
 from protos.modelserver.v1 import modelserver_pb2 as pb
@@ -20,7 +21,10 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 async def generate(
-    commands: AsyncIterator[pb.GenerateCommand], steps: GenerationSteps, description: Description
+    commands: AsyncIterator[pb.GenerateCommand],
+    steps: GenerationSteps,
+    description: Description,
+    unclaimed: Unclaimed,
 ) -> AsyncIterator[pb.GenerateStep]:
     """The messages of the sequences that `commands` start, until the commands end and all sequences are finished.
 
@@ -38,6 +42,7 @@ async def generate(
             filled.clear()
             while (step := outbox.take()) is not None:
                 call.unfinished.difference_update(each.sequence for each in step.finished)
+                step.unclaimed_s = unclaimed.take()
                 yield step
         await reading
     finally:

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import grpc
@@ -15,7 +15,7 @@ from typing_extensions import override
 from modelserver.engines.engine import Task
 from modelserver.errors import ModelServerError, NotServing, WrongModel, WrongTask
 from modelserver.scheduler.generation_steps import GenerationSteps
-from modelserver.scheduler.queued_batch import Answer, Outcome, QueuedBatch
+from modelserver.scheduler.queued_batch import Answer, Outcome, QueuedBatch, Unclaimed
 from modelserver.scheduler.step_queue import StepQueue
 from modelserver.service import batch as batches
 from modelserver.service.description import Description
@@ -24,6 +24,7 @@ from modelserver.service.tracing import BatchSpan, no_span
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 
+_CODES: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 _CHUNK_BYTES = 1024 * 1024  # below gRPC's default limit of 4 MiB
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -35,6 +36,7 @@ class Serving:
     queue: StepQueue
     description: Description | None = None
     generation: GenerationSteps | None = None
+    unclaimed: Unclaimed = field(default_factory=Unclaimed)
 
 
 class ModelServerServicer(pb_grpc.ModelServerServicer):
@@ -86,7 +88,7 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
             await self._refuse(NotServing("the engine is not ready"), context)
         if serving.generation is None:
             await self._refuse(WrongTask("the model served here does not generate"), context)
-        async for step in generate(request_iterator, serving.generation, serving.description):
+        async for step in generate(request_iterator, serving.generation, serving.description, serving.unclaimed):
             yield step
 
     @override
@@ -124,22 +126,33 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
         )
         for fault in batch.faults:
             self._on_refused(fault.code, 1)
-        answer = await _executed(queue, batch, context.time_remaining()) if batch.lengths.size else None
-        return _response(batch, answer, queue.queued_tokens, description.facts.dimensions)
+        answer = None
+        if batch.lengths.size:
+            answer = await _executed(queue, batch, context.time_remaining(), self._serving.unclaimed)
+        answered = _response(batch, answer, queue.queued_tokens, description.facts.dimensions)
+        answered.unclaimed_s = self._serving.unclaimed.take()
+        for error in answered.errors[len(batch.faults) :]:
+            self._on_refused(_CODES[error.code], 1)
+        return answered
 
     async def _refuse(self, error: ModelServerError, context: _Context) -> NoReturn:
         self._on_refused(error.code, 0)
         await context.abort(error.code, str(error))
 
 
-async def _executed(queue: StepQueue, batch: batches.Batch, remaining_s: float | None) -> Answer:
-    """Queue the batch and return its answer; raises its error. If cancelled, the batch leaves the queue."""
+async def _executed(queue: StepQueue, batch: batches.Batch, remaining_s: float | None, unclaimed: Unclaimed) -> Answer:
+    """Queue the batch and return its answer; raises its error. If cancelled, the batch leaves the queue.
+
+    The time of an answer that comes too late for its caller is `unclaimed`.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Outcome] = loop.create_future()
 
     def complete(outcome: Outcome) -> None:
         if not future.done():
             future.set_result(outcome)
+        elif isinstance(outcome, Answer):
+            unclaimed.add(outcome.engine_s)
 
     def deliver(outcome: Outcome) -> None:
         loop.call_soon_threadsafe(complete, outcome)
@@ -174,7 +187,7 @@ def _response(
         return pb.EmbedBatchResponse(
             embeddings=zeros, dimensions=dimensions, errors=errors, queued_tokens=queued_tokens
         )
-    embeddings, faults = batches.encode(batch, answer.matrix)
+    embeddings, faults = batches.encode(batch, answer.matrix, answer.broken)
     return pb.EmbedBatchResponse(
         embeddings=embeddings,
         dimensions=dimensions,

@@ -25,6 +25,8 @@ SECTIONS = {
     "test_an_engine_that_only_fails_draws_no_traffic": "a-model-server-dies-hangs-or-is-slow",
     "test_a_server_that_hangs_beside_its_steps_ends": "a-model-server-dies-hangs-or-is-slow",
     "test_wrong_answers_are_not_passed_on": "a-model-server-returns-invalid-vectors",
+    "test_vectors_of_a_lying_engine_condemn_nobody": "a-model-server-returns-invalid-vectors",
+    "test_queries_with_no_vector_are_dead_lettered_alone": "a-query-makes-the-engine-fail",
     "test_without_model_servers_records_wait": "all-model-servers-are-gone",
     "test_steps_that_fail_by_chance_condemn_nobody": "a-query-makes-the-engine-fail",
     "test_servers_that_hang_on_large_steps_answer_small_ones": "a-model-server-dies-hangs-or-is-slow",

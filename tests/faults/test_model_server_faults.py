@@ -169,6 +169,44 @@ async def test_steps_that_fail_by_chance_condemn_nobody(
         await stack.passes(figures)
 
 
+@pytest.mark.row("one of two model servers gives NaN in every step, in one row of each, or only zeros, for 15 s")
+@pytest.mark.parametrize("lie", [pytest.param("nan", marks=pytest.mark.short), "nan_row", "zeros"])
+async def test_vectors_of_a_lying_engine_condemn_nobody(stack: RowStack, figures: Figures, lie: str) -> None:
+    fault = stack.folder / "fault"
+    await stack.server()
+    await stack.server(SYNTHETIC__POISON_SHARE="1", SYNTHETIC__POISON_MODE=lie, SYNTHETIC__POISON_WHILE=str(fault))
+    aggregator = await stack.aggregator()
+    async with restarting(stack.servers):
+        async with stack.fault_under_load(then=500):
+            fault.touch()
+            await asyncio.sleep(15.0)  # the fault itself
+            fault.unlink()
+        retried = metrics(aggregator.metrics_address).value("embed_retries_total")
+        await stack.passes(figures)
+    assert retried > 0
+
+
+@pytest.mark.row("queries that the engine answers with NaN or zeros, each in its row of a shared step")
+@pytest.mark.parametrize("lie", ["nan", "zeros"])
+async def test_queries_with_no_vector_are_dead_lettered_alone(stack: RowStack, figures: Figures, lie: str) -> None:
+    def some_poison(number: int, request_id: str) -> Planned:
+        if number % 300 != 150:
+            return question(number, request_id)
+        intent = Intent(codes=frozenset({"INTERNAL"}), dead=True)
+        return Planned(query(f"deadly {number}", request_id), intent)
+
+    for _ in range(2):
+        await stack.server(SYNTHETIC__POISON_TOKEN_ID=POISON, SYNTHETIC__POISON_MODE=lie)
+    await stack.aggregator()
+    async with stack.fault(), stack.under_load(200, some_poison):
+        await stack.answers(3000, timeout_s=200)
+    verdict = figures.take(await stack.verdict())
+    assert verdict.problems == ()
+    assert verdict.dead_lettered >= 1
+    for server in stack.servers:
+        assert metrics(server.metrics_address).value("embed_engine_rebuilds_total") == 0
+
+
 @pytest.mark.row("both model servers hang for 3 s in every step of more than 60 tokens")
 async def test_servers_that_hang_on_large_steps_answer_small_ones(stack: RowStack, figures: Figures) -> None:
     hangs = {"SYNTHETIC__POISON_ABOVE_TOKENS": "60", "SYNTHETIC__POISON_MODE": "stall"}

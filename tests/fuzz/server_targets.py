@@ -36,7 +36,9 @@ from modelserver.errors import InvalidBatch
 from modelserver.service import batch as batch_module
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2 as ms
+from protos.modelserver.v1.rows import broken_rows
 from tests.fuzz.target import Cut, Target
+from tests.support.fake_engine import description
 from tests.support.fake_source import GRPC
 
 _CERTIFICATE = ("x509_common_name", "peer_spiffe_id", "peer_dns")
@@ -46,6 +48,7 @@ _FACTS = replace(
     scoring=Scoring(("no", "yes"), Activation.SOFTMAX, token_types=True),
 )
 _BATCH = OutgoingBatch("b", b"", b"", 3, 30, 1, isolate=False, max_step_tokens=100)
+_TWO = description(dimensions=2)
 
 
 class _Batcher(CallBatcher):
@@ -140,7 +143,7 @@ def check_scan(data: bytes) -> None:
 def check_answer(data: bytes) -> None:
     """A batch's answer, of three queries in two dimensions."""
     try:
-        result = checked_result(_BATCH, 2, ms.EmbedBatchResponse.FromString(data))
+        result = checked_result(_BATCH, _TWO, ms.EmbedBatchResponse.FromString(data))
     except (DecodeError, ModelServerLost):
         return
     assert result.matrix.shape == (3, 2), "The vectors are not one for each query."
@@ -182,7 +185,7 @@ def check_batch(data: bytes) -> None:
     matrix = np.full((batch.row_count, 2), budget, np.float32)
     if isolated and batch.lengths.size:
         matrix[0] = np.nan
-    answer, faults = batch_module.encode(batch, matrix)
+    answer, faults = batch_module.encode(batch, matrix, broken_rows(matrix, zeros=True))
     assert len(answer) == batch.sent_row_count * 8
     assert np.isfinite(np.frombuffer(answer, "<f4")).all(), "A vector is not finite."
     assert len({fault.index for fault in faults}) == len(faults), "A query has two faults."

@@ -17,6 +17,8 @@ from modelserver.service.batch import Batch
 POISON = 13
 DEADLY = 66
 LOST = 404
+BROKEN, BLANK = 500, 501
+"""The rows of queries that begin with these are NaN, and zero."""
 WAIT_S = 60.0
 
 
@@ -49,7 +51,7 @@ def expected(batch: Batch) -> list[list[float]]:
 
 @dataclass(slots=True, eq=False)
 class FakeStepEngine:
-    """Raises on POISON, breaks on DEADLY, loses the vectors of queries that start with LOST.
+    """Raises on POISON, breaks on DEADLY, loses the vectors of queries that start with LOST, and lies on two others.
 
     While `gate` is closed its steps wait in the middle.
     """
@@ -108,8 +110,10 @@ class FakeStep:
             sums = np.add.reduceat(self.token_ids[places], np.cumsum(sizes) - sizes)
             return np.asarray(np.stack((sums, sizes), axis=1), np.float32)
         sums = np.add.reduceat(self.token_ids, np.cumsum(self.lengths) - self.lengths)
-        kept = self.token_ids[np.cumsum(self.lengths) - self.lengths] != LOST
-        return np.asarray(np.stack((sums, self.lengths), axis=1)[kept], np.float32)
+        first = self.token_ids[np.cumsum(self.lengths) - self.lengths]
+        matrix = np.asarray(np.stack((sums, self.lengths), axis=1), np.float32)
+        matrix[first == BROKEN], matrix[first == BLANK] = np.nan, 0.0
+        return matrix[first != LOST]
 
 
 class Client:

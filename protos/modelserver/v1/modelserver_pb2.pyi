@@ -43,7 +43,7 @@ class QueryError(_message.Message):
     def __init__(self, index: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class EmbedBatchResponse(_message.Message):
-    __slots__ = ("embeddings", "dimensions", "errors", "step_tokens", "step_duration_s", "queued_tokens", "idle_before_s", "staged_s", "decoding_sequences", "embed_room_tokens", "engine_s")
+    __slots__ = ("embeddings", "dimensions", "errors", "step_tokens", "step_duration_s", "queued_tokens", "idle_before_s", "staged_s", "decoding_sequences", "embed_room_tokens", "engine_s", "unclaimed_s")
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class EmbedBatchResponse(_message.Message):
     DECODING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     EMBED_ROOM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ENGINE_S_FIELD_NUMBER: _ClassVar[int]
+    UNCLAIMED_S_FIELD_NUMBER: _ClassVar[int]
     embeddings: bytes
     dimensions: int
     errors: _containers.RepeatedCompositeFieldContainer[QueryError]
@@ -66,7 +67,8 @@ class EmbedBatchResponse(_message.Message):
     decoding_sequences: int
     embed_room_tokens: int
     engine_s: float
-    def __init__(self, embeddings: _Optional[bytes] = ..., dimensions: _Optional[int] = ..., errors: _Optional[_Iterable[_Union[QueryError, _Mapping]]] = ..., step_tokens: _Optional[int] = ..., step_duration_s: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., idle_before_s: _Optional[float] = ..., staged_s: _Optional[float] = ..., decoding_sequences: _Optional[int] = ..., embed_room_tokens: _Optional[int] = ..., engine_s: _Optional[float] = ...) -> None: ...
+    unclaimed_s: float
+    def __init__(self, embeddings: _Optional[bytes] = ..., dimensions: _Optional[int] = ..., errors: _Optional[_Iterable[_Union[QueryError, _Mapping]]] = ..., step_tokens: _Optional[int] = ..., step_duration_s: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., idle_before_s: _Optional[float] = ..., staged_s: _Optional[float] = ..., decoding_sequences: _Optional[int] = ..., embed_room_tokens: _Optional[int] = ..., engine_s: _Optional[float] = ..., unclaimed_s: _Optional[float] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "ignore_eos")
@@ -151,7 +153,7 @@ class SequenceLogprobs(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., width: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ...) -> None: ...
 
 class GenerateStep(_message.Message):
-    __slots__ = ("sequences", "counts", "token_ids", "finished", "logprobs", "step_duration_s", "free_kv_tokens", "running", "waiting_tokens", "embed_room_tokens", "decoding_sequences", "prompt_tokens", "embedding_tokens", "accounts", "account_seconds")
+    __slots__ = ("sequences", "counts", "token_ids", "finished", "logprobs", "step_duration_s", "free_kv_tokens", "running", "waiting_tokens", "embed_room_tokens", "decoding_sequences", "prompt_tokens", "embedding_tokens", "accounts", "account_seconds", "unclaimed_s")
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +169,7 @@ class GenerateStep(_message.Message):
     EMBEDDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
     ACCOUNT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    UNCLAIMED_S_FIELD_NUMBER: _ClassVar[int]
     sequences: bytes
     counts: bytes
     token_ids: bytes
@@ -182,7 +185,8 @@ class GenerateStep(_message.Message):
     embedding_tokens: int
     accounts: bytes
     account_seconds: bytes
-    def __init__(self, sequences: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[FinishedSequence, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., step_duration_s: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., embed_room_tokens: _Optional[int] = ..., decoding_sequences: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., embedding_tokens: _Optional[int] = ..., accounts: _Optional[bytes] = ..., account_seconds: _Optional[bytes] = ...) -> None: ...
+    unclaimed_s: float
+    def __init__(self, sequences: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finished: _Optional[_Iterable[_Union[FinishedSequence, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., step_duration_s: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., embed_room_tokens: _Optional[int] = ..., decoding_sequences: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., embedding_tokens: _Optional[int] = ..., accounts: _Optional[bytes] = ..., account_seconds: _Optional[bytes] = ..., unclaimed_s: _Optional[float] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -219,7 +223,7 @@ class SaturationProfile(_message.Message):
     def __init__(self, floor_s: _Optional[float] = ..., fixed_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., saturation_point: _Optional[int] = ..., rule: _Optional[str] = ..., max_tokens: _Optional[int] = ..., points: _Optional[_Iterable[_Union[ProfilePoint, _Mapping]]] = ..., measured_at: _Optional[str] = ..., backlog_tokens: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "model_revision", "tokenizer_fingerprint", "dimensions", "matryoshka_dimensions", "max_input_tokens", "step_token_capacity", "step_query_capacity", "normalizes", "query_prompt", "document_prompt", "profile", "engine", "engine_version", "dtype", "device", "vocabulary_size", "instance_id", "task", "generation", "tasks", "degraded", "capture_sizes", "labels", "pair_template", "pools_spans")
+    __slots__ = ("model", "model_revision", "tokenizer_fingerprint", "dimensions", "matryoshka_dimensions", "max_input_tokens", "step_token_capacity", "step_query_capacity", "normalizes", "query_prompt", "document_prompt", "profile", "engine", "engine_version", "dtype", "device", "vocabulary_size", "instance_id", "task", "generation", "tasks", "degraded", "capture_sizes", "labels", "pair_template", "pools_spans", "never_zero")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -246,6 +250,7 @@ class DescribeResponse(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     PAIR_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     POOLS_SPANS_FIELD_NUMBER: _ClassVar[int]
+    NEVER_ZERO_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_revision: str
     tokenizer_fingerprint: str
@@ -272,7 +277,8 @@ class DescribeResponse(_message.Message):
     labels: _containers.RepeatedScalarFieldContainer[str]
     pair_template: PairTemplate
     pools_spans: bool
-    def __init__(self, model: _Optional[str] = ..., model_revision: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dimensions: _Optional[int] = ..., matryoshka_dimensions: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., step_token_capacity: _Optional[int] = ..., step_query_capacity: _Optional[int] = ..., normalizes: bool = ..., query_prompt: _Optional[str] = ..., document_prompt: _Optional[str] = ..., profile: _Optional[_Union[SaturationProfile, _Mapping]] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., instance_id: _Optional[str] = ..., task: _Optional[str] = ..., generation: _Optional[_Union[GenerationProfile, _Mapping]] = ..., tasks: _Optional[_Iterable[str]] = ..., degraded: _Optional[str] = ..., capture_sizes: _Optional[_Iterable[int]] = ..., labels: _Optional[_Iterable[str]] = ..., pair_template: _Optional[_Union[PairTemplate, _Mapping]] = ..., pools_spans: bool = ...) -> None: ...
+    never_zero: bool
+    def __init__(self, model: _Optional[str] = ..., model_revision: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dimensions: _Optional[int] = ..., matryoshka_dimensions: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., step_token_capacity: _Optional[int] = ..., step_query_capacity: _Optional[int] = ..., normalizes: bool = ..., query_prompt: _Optional[str] = ..., document_prompt: _Optional[str] = ..., profile: _Optional[_Union[SaturationProfile, _Mapping]] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., instance_id: _Optional[str] = ..., task: _Optional[str] = ..., generation: _Optional[_Union[GenerationProfile, _Mapping]] = ..., tasks: _Optional[_Iterable[str]] = ..., degraded: _Optional[str] = ..., capture_sizes: _Optional[_Iterable[int]] = ..., labels: _Optional[_Iterable[str]] = ..., pair_template: _Optional[_Union[PairTemplate, _Mapping]] = ..., pools_spans: bool = ..., never_zero: bool = ...) -> None: ...
 
 class PairTemplate(_message.Message):
     __slots__ = ("text", "token_types")

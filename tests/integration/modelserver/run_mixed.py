@@ -217,11 +217,11 @@ class Server:
         self._queue = StepQueue(lambda: 0.0)
         bounds = QueueBounds(MergeLimits(512, 256), 10**6)
         batches = EmbeddingBatches(
-            self._queue, lambda _: bounds, self._count, lambda composition: self.failed.append(composition.value)
+            self._queue, lambda _: bounds, self._count, lambda composition, _: self.failed.append(composition.value)
         )
         limits = StepLimits(StepTokens(StepCost(0.0, 0.0, 0.0), 1.0, step_tokens, sequences), None)
         self.work = GenerationSteps(
-            lambda _: limits, lambda _: None, lambda: self.failed.append("generation"), embeddings=batches
+            lambda _: limits, lambda _: None, lambda _: self.failed.append("generation"), embeddings=batches
         )
         self.work.open(engine)
 

@@ -15,7 +15,7 @@ from aggregator import model_server as ports
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.quotas import QuotaPolicy, Quotas
-from aggregator.errors import Code, ModelServerLost
+from aggregator.errors import Code, EngineFailed, ModelServerLost, server_error
 from aggregator.model_server import GenerationLoad
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
@@ -152,10 +152,10 @@ async def test_a_batch_is_out_until_each_sequence_has_a_token_or_has_ended(serve
     first, second = engine.started
     first.extend([65], (), 0)
     assert replica.batches_out == 1
-    second.fail(Code.INVALID_ARGUMENT, "a token id lies outside the vocabulary")
+    second.end(pb.FINISH_REASON_STOP)
     await turns()
     assert replica.batches_out == 0
-    assert [each.code for each in servers.completed] == [Code.INVALID_ARGUMENT]
+    assert [each.code for each in servers.completed] == [Code.OK]
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -188,6 +188,45 @@ async def test_a_server_whose_engine_failed_is_not_suspected_of_being_gone(serve
     await turns()
     assert not servers.pool.suspects
     assert len(servers.revision.dispatcher.retries) == 1
+
+
+@pytest.mark.parametrize("code", [code for code in Code if code is not Code.OK])
+async def test_no_word_of_one_server_condemns_a_prompt_that_another_takes(servers: TwoServers, code: Code) -> None:
+    request = servers.ask(max_tokens=5)
+    (engine,) = await servers.dispatch()
+    engine.started[0].fail(code, "it says")
+    await turns()
+    assert not servers.completed
+    assert bool(servers.pool.suspects) == (not isinstance(server_error(code, ""), EngineFailed))
+    servers.now_s += 1.0
+    (other,) = await servers.dispatch()
+    assert other is not engine
+    other.started[0].end(pb.FINISH_REASON_STOP)
+    assert (servers.completed, request.code) == ([request], Code.OK)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (Code.INVALID_ARGUMENT, "too many stop tokens"),
+        (Code.INTERNAL, "made the engine fail again and again: too many stop tokens"),
+        (Code.RESOURCE_EXHAUSTED, "made the engine fail again and again: too many stop tokens"),
+    ],
+)
+async def test_a_prompt_that_every_server_refuses_fails_in_its_words(
+    servers: TwoServers, code: Code, words: str
+) -> None:
+    request = servers.ask(max_tokens=5)
+    for _ in range(200):
+        for engine in await servers.dispatch():
+            if engine.started:
+                engine.started.pop().fail(code, "too many stop tokens")
+        await turns()
+        servers.now_s += 1.0
+    assert servers.completed == [request]
+    assert request.code is (Code.INVALID_ARGUMENT if code is Code.INVALID_ARGUMENT else Code.INTERNAL)
+    assert request.failure is not None
+    assert words in request.failure.message
 
 
 async def die_while_it_runs(servers: TwoServers, tokens: int, *, turns_at_most: int = 200) -> list[str]:

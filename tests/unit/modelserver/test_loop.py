@@ -16,11 +16,13 @@ from modelserver.engines.synthetic import AcceleratorError
 from modelserver.errors import DeviceLost, EngineBroken, NotServing, StepFailed, device_errors
 from modelserver.loop import EngineLoop, EngineState
 from modelserver.scheduler.embedding_steps import EmbeddingSteps
-from modelserver.scheduler.queued_batch import Answer, Composition, MergeLimits, StepReport
+from modelserver.scheduler.queued_batch import Answer, Composition, MergeLimits, StepReport, Unclaimed
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 from modelserver.service.batch import Batch
 from modelserver.watch import TIMEOUTS_S, Watch
 from tests.support.fake_step_engine import (
+    BLANK,
+    BROKEN,
     DEADLY,
     LOST,
     POISON,
@@ -47,13 +49,19 @@ class LoopOverFakes:
         self.states: list[tuple[EngineState, Exception | None]] = []
         self.reports: list[StepReport] = []
         self.failed: list[Composition] = []
+        self.unclaimed = Unclaimed()
         self._changed = threading.Condition()
         self._engines = iter(engines)
         self.queue = StepQueue(lambda: self.now_s)
-        steps = EmbeddingSteps(self.queue, bounds, self.reports.append, self.failed.append, lambda: self.now_s)
+        steps = EmbeddingSteps(
+            self.queue, bounds, self.reports.append, self._failed, lambda: self.now_s, unclaimed=self.unclaimed
+        )
         self.watch = Watch({**TIMEOUTS_S, "step": 5.0, "close": 2.0}, lambda: self.now_s)
         self.engine_loop = EngineLoop(self._build, steps, self._on_state, self.watch)
         self.engine_loop.start()
+
+    def _failed(self, composition: Composition, _: float) -> None:
+        self.failed.append(composition)
 
     def _build(self) -> Engine:
         engine = next(self._engines)
@@ -248,6 +256,61 @@ def test_eight_failed_steps_in_a_row_take_the_engine_out_of_service(engine: Fake
     loop.until(*REBUILT)
     assert engine.closed
     loop.close()
+
+
+def lost(loop: LoopOverFakes, count: int) -> list[list[bool] | None]:
+    """Which rows of each of the first `count` answers are broken; None: no row."""
+    return [None if each.broken is None else each.broken.tolist() for each in answers(loop, count)]
+
+
+def test_a_broken_row_of_a_merged_step_is_a_fault_of_its_query_alone(
+    loop: LoopOverFakes, engine: FakeStepEngine
+) -> None:
+    hold(loop, engine, sized(4))
+    loop.send(batch_of([1], [2]), batch_of([3], [BROKEN]), batch_of([BLANK], [4]))
+    engine.gate.set()
+    assert lost(loop, 4) == [None, None, [False, True], [True, False]]
+    assert engine.steps == [[4], [1, 1, 1, 1, 1, 1]], "nothing runs again here"
+    assert loop.failed == []
+
+
+@pytest.mark.parametrize("lie", [BROKEN, BLANK])
+def test_eight_steps_in_a_row_without_a_usable_row_end_the_service(engine: FakeStepEngine, lie: int) -> None:
+    loop = serving(engine, opened())
+    for _ in range(7):
+        loop.send(batch_of([lie], [lie], isolated=True), batch_of([lie], [1], isolated=True))
+    loop.client.wait(14)
+    assert [state for state, _ in loop.states] == [EngineState.SERVING], "a step with a usable row does not count"
+    loop.send(batch_of([lie], isolated=True))
+    loop.until(*REBUILT)
+    assert engine.closed
+    loop.close()
+
+
+def test_a_usable_step_ends_the_count_of_those_without_a_usable_row(engine: FakeStepEngine) -> None:
+    loop = serving(engine)
+    for _ in range(2):
+        for _ in range(7):
+            loop.send(batch_of([BROKEN], isolated=True))
+        loop.send(batch_of([1], isolated=True))
+    assert lost(loop, 16) == ([[True]] * 7 + [None]) * 2
+    assert [state for state, _ in loop.states] == [EngineState.SERVING]
+    loop.close()
+
+
+def test_a_row_of_zeros_is_a_result_where_the_model_may_give_one() -> None:
+    loop = serving(opened(replace(facts_of(), rectified=True)))
+    loop.send(batch_of([BLANK], [BROKEN]))
+    assert lost(loop, 1) == [[False, True]]
+    loop.close()
+
+
+def test_the_time_of_a_step_that_raised_is_unclaimed(loop: LoopOverFakes, engine: FakeStepEngine) -> None:
+    hold(loop, engine, batch_of([POISON]))
+    loop.now_s = 3.0
+    engine.gate.set()
+    loop.client.wait(1)
+    assert (loop.unclaimed.take(), loop.unclaimed.take()) == (3.0, 0.0)
 
 
 def test_an_engine_that_breaks_again_before_a_good_step_ends_the_process(engine: FakeStepEngine) -> None:

@@ -19,6 +19,7 @@ from tests.support.fake_engine import batch, description
 from tests.support.fake_model_server import describe_response
 
 BATCH = batch([1, 10, 2], [1, 11, 12, 2])
+TWO = description(dimensions=2)
 
 
 def answer(**changes: Any) -> pb.EmbedBatchResponse:
@@ -118,7 +119,7 @@ def test_the_sizes_that_a_server_has_graphs_for_are_part_of_its_curve() -> None:
 
 
 def test_vectors_come_in_the_order_of_their_queries_with_the_step_told() -> None:
-    result = checked_result(BATCH, 2, answer())
+    result = checked_result(BATCH, TWO, answer())
     assert result.matrix.tolist() == [[0.0, 1.0], [2.0, 3.0]]
     assert result.errors == ()
     report = result.report
@@ -127,7 +128,7 @@ def test_vectors_come_in_the_order_of_their_queries_with_the_step_told() -> None
 
 
 def test_a_step_may_take_no_time_that_a_clock_can_tell() -> None:
-    told = checked_result(BATCH, 2, answer(step_duration_s=0.0, idle_before_s=0.0, staged_s=0.0)).report
+    told = checked_result(BATCH, TWO, answer(step_duration_s=0.0, idle_before_s=0.0, staged_s=0.0)).report
     assert (told.step_duration_s, told.idle_before_s, told.staged_s) == (0.0, 0.0, 0.0)
 
 
@@ -136,28 +137,48 @@ def test_a_step_may_take_no_time_that_a_clock_can_tell() -> None:
     [
         ({"dimensions": 4}, "4 dimensions, not 2"),
         ({"embeddings": bytes(12)}, "12 bytes of vectors, not 16"),
-        ({"embeddings": np.array([0, math.nan, 1, 2], "<f4").tobytes()}, "not finite"),
-        ({"embeddings": np.array([0, math.inf, 1, -math.inf], "<f4").tobytes()}, "not finite"),
         ({"step_duration_s": math.inf}, "a time of inf s"),
         ({"idle_before_s": -0.001}, "a time of -0.001 s"),
         ({"staged_s": math.nan}, "a time of nan s"),
+        ({"unclaimed_s": -1.0}, "a time of -1.0 s"),
     ],
 )
 def test_an_answer_that_cannot_be_right_loses_its_server(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelServerLost, match=words):
-        checked_result(BATCH, 2, answer(**changes))
+        checked_result(BATCH, TWO, answer(**changes))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_row_that_is_not_finite_is_an_error_of_its_query_alone(value: float) -> None:
+    said = answer(embeddings=np.array([0, 1, 2, value], "<f4").tobytes())
+    assert checked_result(BATCH, TWO, said).errors == ((1, Code.INTERNAL, "the answer is not finite, or all zero"),)
+
+
+def test_a_row_of_zeros_is_an_error_where_the_server_gives_none() -> None:
+    said = answer(embeddings=np.array([0, 0, 2, 3], "<f4").tobytes())
+    assert checked_result(BATCH, TWO, said).errors == ()
+    never = checked_description("a:1", describe_response(dimensions=2, never_zero=True))
+    assert [place for place, _, _ in checked_result(BATCH, never, said).errors] == [0]
+    said.errors.add(index=0, code=Code.OUT_OF_RANGE, message="long")
+    assert checked_result(BATCH, never, said).errors == ((0, Code.OUT_OF_RANGE, "long"),)
+
+
+def test_a_broken_chunk_is_an_error_of_its_document() -> None:
+    batch = replace(BATCH, span_counts=np.array([2, 1], "<i4").tobytes())
+    said = answer(embeddings=np.array([1, 1, math.nan, 1, 2, 2], "<f4").tobytes())
+    assert [place for place, _, _ in checked_result(batch, TWO, said).errors] == [0]
 
 
 def test_values_whose_sum_overflows_are_finite_all_the_same() -> None:
     largest = np.full(4, 3e38, "<f4")
-    assert checked_result(BATCH, 2, answer(embeddings=largest.tobytes())).matrix.max() == np.float32(3e38)
+    assert checked_result(BATCH, TWO, answer(embeddings=largest.tobytes())).matrix.max() == np.float32(3e38)
 
 
 def test_failed_queries_are_told_by_place_code_and_words() -> None:
     said = answer()
     said.errors.add(index=1, code=Code.INVALID_ARGUMENT, message="empty")
     said.errors.add(index=0, code=Code.OUT_OF_RANGE, message="long")
-    assert checked_result(BATCH, 2, said).errors == ((1, 3, "empty"), (0, 11, "long"))
+    assert checked_result(BATCH, TWO, said).errors == ((1, 3, "empty"), (0, 11, "long"))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +195,7 @@ def test_failures_that_cannot_be_lose_their_server(failed: list[tuple[int, int]]
     for index, code in failed:
         said.errors.add(index=index, code=code, message="why")
     with pytest.raises(ModelServerLost, match=words):
-        checked_result(BATCH, 2, said)
+        checked_result(BATCH, TWO, said)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +320,7 @@ def test_servers_of_different_tasks_share_the_tokenizer_and_no_more() -> None:
 
 
 def test_a_generating_servers_answer_reports_the_room_beside_decoding() -> None:
-    report = checked_result(BATCH, 2, answer(decoding_sequences=7, embed_room_tokens=0)).report
+    report = checked_result(BATCH, TWO, answer(decoding_sequences=7, embed_room_tokens=0)).report
     assert (report.decoding_sequences, report.embed_room_tokens) == (7, 0)
-    report = checked_result(BATCH, 2, answer()).report
+    report = checked_result(BATCH, TWO, answer()).report
     assert (report.decoding_sequences, report.embed_room_tokens) == (0, None)

@@ -171,14 +171,15 @@ def charged(*seconds: float, accounts: int | None = None) -> pb.GenerateStep:
 def test_parts_of_steps_are_counted_for_whose_sequences_they_computed() -> None:
     buffer = MetricsBuffer()
     costs = Costs(buffer)
-    assert [costs.account(tenant) for tenant in ("a", "b", "a")] == [1, 2, 1]
+    assert [costs.account(tenant) for tenant in ("a", "b", "a")] == [2, 3, 2]
     call = GenerateCall(description(), never, lambda _: ModelServerLost("x"), costs)
-    call.read(charged(0.0, 0.5, 1.5, 8.0))
-    call.read(charged(0.0, 0.25))
+    call.read(charged(0.0, 0.0, 0.5, 1.5, 8.0))
+    call.read(charged(0.0, 0.0, 0.25))
+    call.read(pb.GenerateStep(unclaimed_s=4.0))
     seconds = next(metric for metric in buffer.collect().metrics if metric.name == "tokenbatch.engine")
     points: list[Any] = list(seconds.data.data_points)
     parts = {point.attributes["tenant"]: point.value for point in points}
-    assert parts == {"a": 0.75, "b": 1.5, "other": 8.0}  # no tenant has account 3
+    assert parts == {"nobody": 4.0, "a": 0.75, "b": 1.5, "other": 8.0}  # no tenant has account 4
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,11 @@ from aggregator.replicas.discovery import Discovery, Target
 from aggregator.replicas.pool import ModelServers, ProbePolicy
 from aggregator.tokenizers.cache import TokenizerCache
 from aggregator.tokenizers.tokenizer import Tokenizer
+from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
 from tests.support.fake_engine import batch
 from tests.support.fake_model_server import FILES, FakeModelServer, embed_response
+from tests.support.until import until
 
 POLICY = ProbePolicy(
     call_timeout_s=30.0,
@@ -195,6 +197,25 @@ async def test_a_suspect_is_withdrawn_at_once_and_returns_when_it_answers_well(
         servers[0].garbage = None
         await members.until(lambda: bool(members.engines))
         assert members.only is not suspect
+
+
+def not_a_number(request: pb.EmbedBatchRequest) -> pb.EmbedBatchResponse:
+    said = embed_response(request)
+    said.embeddings = np.full(8, np.nan, "<f4").tobytes()
+    return said
+
+
+async def test_a_server_whose_probe_has_an_error_does_not_join(
+    servers: list[FakeModelServer], members: Members, cache: TokenizerCache
+) -> None:
+    servers.append(await FakeModelServer().start())
+    servers[0].answer = not_a_number
+    pool = static(cache, *servers)
+    async with running(pool, members):
+        await until(lambda: any("fails on a probe: INTERNAL: the answer is not" in why for _, why in pool.troubles()))
+        assert not members.engines
+        servers[0].answer = embed_response
+        await members.until(lambda: bool(members.engines))
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,11 @@ class Pool:
             self.poison += self.retries.failed(batch, retry, replica, self.now_s, 0.5)
         else:
             self.well += [] if control else batch
-            if retry is not None:
-                self.retries.succeeded(retry)
+            self.poison += self.retries.answered(batch, (), retry, replica=replica, now_s=self.now_s, jitter=0.5)
+
+    def succeed(self, retry: RetryBatch, replica: str = "b", *failed: WorkItem) -> None:
+        """A retry batch was answered but for the items that failed."""
+        self.poison += self.retries.answered(retry.items, failed, retry, replica=replica, now_s=self.now_s, jitter=0.5)
 
     def finish(self, most_turns: float = inf) -> None:
         """Send everything again until nothing is left, one replica after the other."""
@@ -191,7 +194,7 @@ def test_a_control_whose_item_was_given_up_leaves_nothing_behind(end: str) -> No
     give_up(item)
     match end:
         case "succeeded":
-            pool.retries.succeeded(control)
+            pool.succeed(control, "a")
         case "failed":
             pool.retries.failed(control.items, control, "a", pool.now_s, 0.5)
         case _:
@@ -315,7 +318,7 @@ def test_no_half_is_blamed_for_what_the_other_one_did_not_do() -> None:
     for _ in range(2):
         retry = pool.take("b")
         sent.append(retry.items)
-        pool.retries.succeeded(retry)
+        pool.succeed(retry)
     assert sent == [batch[:4], batch[4:]]
     assert len(pool.retries) == 0
 
@@ -326,7 +329,7 @@ def test_who_was_given_up_may_have_been_the_poison() -> None:
     sent: list[list[WorkItem]] = []
     while (retry := pool.ask("b")) is not None:
         sent.append(retry.items)
-        pool.retries.succeeded(retry)
+        pool.succeed(retry)
     assert sent == [batch[1:4], batch[4:]]
 
 
@@ -342,7 +345,7 @@ def test_parts_nobody_awaits_are_dropped_and_the_next_batch_is_suspected() -> No
     assert not pool.retries.reserves("b", pool.now_s)
     retry = pool.take("c")
     assert retry.items == other
-    pool.retries.succeeded(retry)
+    pool.succeed(retry)
     assert (pool.ask("c"), len(pool.retries)) == (None, 0)
 
 
@@ -486,16 +489,100 @@ def test_a_batch_that_waits_behind_a_suspect_is_tried_where_it_failed() -> None:
     pool.retries.failed(other, RetryBatch(other, 1, "a", 0.0), "c", pool.now_s, 0.0)
     assert pool.ask("c") is None
     lone = pool.take("b")
-    pool.retries.succeeded(lone)
+    pool.succeed(lone)
     assert pool.ask("b") is None
     retry = pool.take("c")
     assert (retry.items, retry.suspect, retry.failures) == (other, True, 2)
 
 
+@dataclass(slots=True)
+class RowPool(Pool):
+    """Replicas that fail single items: those for which `lies` holds on that replica."""
+
+    lies: Callable[[str, WorkItem], bool] = field(default=lambda _replica, _item: False)
+
+    def send(self, replica: str, batch: list[WorkItem], retry: RetryBatch | None = None) -> None:
+        self.sends_to = replica
+        failed = [item for item in batch if self.lies(replica, item)]
+        control = retry is not None and retry.control
+        self.sends.append(Send(replica, batch, bool(failed), retry is not None and retry.suspect, control))
+        self.well += [] if control else [item for item in batch if item not in failed]
+        self.poison += self.retries.answered(batch, failed, retry, replica=replica, now_s=self.now_s, jitter=0.5)
+
+
+def test_items_that_a_server_lies_about_succeed_elsewhere() -> None:
+    batch = items(8)
+    pool = RowPool(nothing_breaks, lies=lambda replica, item: replica == "a" and item in batch[2:4])
+    pool.send("a", batch)
+    assert pool.well == batch[:2] + batch[4:]
+    pool.finish()
+    assert (set(pool.well), pool.poison) == (set(batch), [])
+    assert [send.items for send in pool.sends] == [batch, batch[2:4]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 64])
+def test_items_that_fail_everywhere_are_condemned_with_proofs_and_no_others(size: int) -> None:
+    batch = items(size)
+    wrong = batch[: max(1, size // 2)]
+    pool = RowPool(nothing_breaks, lies=lambda _, item: item in wrong)
+    pool.send("a", batch)
+    pool.finish()
+    assert (set(pool.poison), set(pool.well)) == (set(wrong), set(batch) - set(wrong))
+    assert pool.retries.untrusted() == []
+    alone = [send for send in pool.sends if send.items == [wrong[0]] and send.suspect]
+    assert len(alone) >= POLICY.proofs
+    assert len({send.replica for send in alone}) > 1
+
+
+def test_a_server_that_lies_about_its_controls_condemns_nobody_and_is_not_trusted() -> None:
+    pool = RowPool(nothing_breaks, replicas=("a",), lies=lambda *_: True)
+    batch = items(4)
+    pool.send("a", batch)
+    untrusted: list[str] = []
+    for _ in range(40):
+        pool.finish(1)
+        untrusted += pool.retries.untrusted()
+    assert pool.poison == []
+    assert untrusted[0] == "a"
+    pool.lies = lambda *_: False
+    pool.finish()
+    assert set(pool.well) == set(batch)
+
+
+def test_eight_failures_that_another_server_refutes_are_the_servers_own() -> None:
+    pool = RowPool(nothing_breaks, lies=lambda replica, _: replica == "a")
+    for count in range(POLICY.blames):
+        assert pool.retries.untrusted() == []
+        pool.send("a", items(2))
+        if count == 0:
+            pool.send("b", items(1))  # what others do well says nothing of it
+        pool.finish()
+    assert (pool.retries.untrusted(), pool.retries.untrusted()) == (["a"], [])
+
+
+def test_a_batch_that_a_server_answers_whole_ends_the_count_of_its_blames() -> None:
+    pool = RowPool(nothing_breaks, lies=lambda replica, item: replica == "a" and item.token_count == 10)
+    for _ in range(2):
+        for _ in range(POLICY.blames - 1):
+            pool.send("a", items(2))
+            pool.finish()
+        pool.send("a", items(1, tokens=1))
+    assert pool.retries.untrusted() == []
+
+
+def test_a_server_that_is_gone_is_blamed_no_more() -> None:
+    pool = RowPool(nothing_breaks, lies=lambda replica, _: replica == "a")
+    for _ in range(POLICY.blames):
+        pool.send("a", items(1))
+        pool.finish()
+    pool.retries.replicas_changed(("b", "c"), pool.now_s)
+    assert pool.retries.untrusted() == []
+
+
 def test_a_suspect_is_no_longer_out_once_it_came_back_whichever_way() -> None:
     pool, _ = suspected(4)
     for ends in (
-        pool.retries.succeeded,
+        pool.succeed,
         lambda retry: pool.retries.failed(retry.items, retry, "b", 200.0, 0.0),
     ):
         retry = pool.take("b")

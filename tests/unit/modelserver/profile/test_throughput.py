@@ -38,7 +38,7 @@ async def serving(engine: SyntheticEngine) -> AsyncGenerator[tuple[StepQueue, De
         loop.call_soon_threadsafe(ready.set)
 
     bounds = QueueBounds(MergeLimits(FACTS.step_token_capacity, FACTS.step_query_capacity), 10**6)
-    steps = EmbeddingSteps(queue, lambda _: bounds, lambda _: None, lambda _: None)
+    steps = EmbeddingSteps(queue, lambda _: bounds, lambda _: None, lambda *_: None)
     engine_loop = EngineLoop(lambda: engine, steps, show, Watch())
     engine_loop.start()
     await ready.wait()

@@ -52,16 +52,19 @@ class Server:
         self.generation: list[GenerationStep] = []
         self.outbox = Outbox(lambda: None)
         bounds = QueueBounds(MergeLimits(CAPACITY, 32), 1000)
-        self.batches = EmbeddingBatches(self.queue, lambda _: bounds, self.reports.append, self.failed.append)
+        self.batches = EmbeddingBatches(self.queue, lambda _: bounds, self.reports.append, self._failed)
         limits = StepLimits(StepTokens(StepCost(0.0, 0.0, 0.0), 1.0, STEP_TOKENS, 8), None)
         self.work = GenerationSteps(
             lambda _: limits,
             self.generation.append,
-            lambda: self.failed.append("generation"),
+            lambda _: self.failed.append("generation"),
             lambda: self.now_s,
             self.batches,
         )
         self.work.open(self.engine)
+
+    def _failed(self, composition: Composition, _: float) -> None:
+        self.failed.append(composition)
 
     def _sleep(self, seconds: float) -> None:
         self.now_s += seconds
@@ -196,6 +199,41 @@ def test_a_poisoned_prompt_takes_no_batch_along() -> None:
     server.start(2, prompt=[POISON])
     server.step()
     assert [each.code for each in server.read().finished] == [INTERNAL]  # nothing else was in the step
+
+
+def test_broken_vectors_of_a_mixed_step_fail_alone_and_count_where_none_is_good() -> None:
+    server = Server()
+    server.engine.poison = Poison(POISON, "nan")
+    server.start(1, tokens=30)
+    server.embed("half", [POISON], [1, 2])
+    server.embed("good", [3])
+    server.step()
+    assert server.answer("half").broken is not None
+    assert server.answer("half").broken.tolist() == [True, False]
+    assert server.answer("good").broken is None
+    assert server.work.failures == 0
+    for number in range(8):
+        server.embed(f"bad {number}", [POISON])
+        server.step()
+    assert server.work.failures == 8
+    server.embed("better", [1])
+    server.step()
+    assert server.work.failures == 0
+    assert all(each.code == 0 for each in server.read().finished)
+
+
+def test_a_sequence_whose_scores_are_not_numbers_fails_alone() -> None:
+    server = Server()
+    server.engine.poison = Poison(POISON, "nan")
+    server.start(1, prompt=[POISON])
+    server.start(2, tokens=2)
+    server.finish()
+    assert {each.sequence: each.code for each in server.read().finished} == {1: INTERNAL, 2: 0}
+    assert server.work.failures == 0
+    for number in range(3, 11):
+        server.start(number, prompt=[POISON])
+        server.step()
+    assert server.work.failures == 8
 
 
 @pytest.mark.parametrize("generates", [False, True])

@@ -84,7 +84,7 @@ class Running:
         if self.states.count(EngineState.SERVING) > 1:
             self.served_again.set()
 
-    def _failed(self) -> None:
+    def _failed(self, _: float) -> None:
         self.failed += 1
 
     def start(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from modelserver.engines.engine import Activation, Scoring, Task
 from modelserver.errors import InvalidBatch
 from modelserver.service.batch import Batch, QueryFault, decode_batch, encode
+from protos.modelserver.v1.rows import broken_rows
 from tests.support.fake_step_engine import facts_of
 from tests.support.queries import packed
 
@@ -59,9 +60,9 @@ def test_what_is_not_a_batch_is_refused_whole(ids: bytes, lengths: bytes, words:
 
 def test_a_vector_that_is_not_finite_is_a_fault_of_its_query_alone() -> None:
     batch = decoded([], [1], [2])
-    data, faults = encode(batch, np.array([[np.nan, 2], [3, 4]], np.float32))
+    data, faults = encode(batch, np.array([[np.nan, 2], [3, 4]], np.float32), np.array([True, False]))
     assert np.frombuffer(data, "<f4").reshape(3, 2).tolist() == [[0, 0], [0, 0], [3, 4]]
-    assert faults[1] == QueryFault(1, grpc.StatusCode.INTERNAL, "the engine's result is not finite")
+    assert faults[1] == QueryFault(1, grpc.StatusCode.INTERNAL, "the engine's result is not finite, or all zero")
 
 
 def test_second_segments_stay_with_the_queries_that_are_good() -> None:
@@ -92,7 +93,7 @@ def test_a_model_without_token_types_takes_no_second_segments() -> None:
 
 def test_vectors_of_a_good_batch_go_out_as_they_are() -> None:
     matrix = np.array([[1, np.inf], [3, 4]], np.float32)
-    data, faults = encode(decoded([1], [2]), matrix)
+    data, faults = encode(decoded([1], [2]), matrix, broken_rows(matrix, zeros=False))
     assert np.frombuffer(data, "<f4").tolist() == [0, 0, 3, 4]
     assert [fault.index for fault in faults] == [0]
     assert np.isinf(matrix).any(), "the engine's own array is left alone"
@@ -168,7 +169,7 @@ def test_each_span_of_a_good_query_has_its_row() -> None:
 
 def test_a_span_without_a_finite_vector_fails_its_query() -> None:
     batch = spanned(packed(2, 1, 0), packed(0, 1, 1, 3, 0, 1))
-    data, faults = encode(batch, np.array([[1], [np.nan], [3]], np.float32))
+    data, faults = encode(batch, np.array([[1], [np.nan], [3]], np.float32), np.array([False, True, False]))
     assert np.frombuffer(data, "<f4").tolist() == [0, 0, 0, 3]
     assert [fault.index for fault in faults] == [1, 0]
 
