@@ -62,7 +62,8 @@ class AdmissionLimits:
         if reply_bytes > self._max_reply_bytes:
             return InvalidRequest(
                 f"the vectors would have {reply_bytes} bytes: at most {self._max_reply_bytes} are sent;"
-                " ask for fewer inputs, fewer dimensions or a smaller encoding"
+                " ask for fewer inputs, fewer dimensions or a smaller encoding",
+                "inputs",
             )
         tenant = request.tenant
         wait_s = self._quotas.wait_s(tenant, token_count, now_s)

@@ -90,7 +90,9 @@ def _route(request: Request, models: Models, now_s: float) -> tuple[ServedTask, 
     served = models.find(request.model, request.task)
     if served.refused_from_s <= now_s:
         does = " and ".join(_DOES[each.task] for each in served.model.tasks.values() if each.served_since_s < inf)
-        raise InvalidRequest(f"{served.name} {does} and does not {request.task}", "model")
+        others = ", ".join(each.name for each in models.tasks if each.task is request.task and each.revisions)
+        remedy = f"use model {others}" if others else f"no model here {_DOES[request.task]}"
+        raise InvalidRequest(f"{served.name} {does} and does not {request.task}: {remedy}", "model")
     model_revision = served.choose(request.model_revision, request.request_id)
     waits = not request.source.refusable or now_s < served.calls_wait_until_s
     if not waits and (model_revision is None or not model_revision.servers):

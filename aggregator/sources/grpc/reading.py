@@ -13,7 +13,7 @@ from typing import NoReturn, TypeVar, cast
 
 import grpc
 import grpc.aio
-from google.protobuf import any_pb2
+from google.protobuf.message import Message as ProtobufMessage
 from google.rpc import error_details_pb2, status_pb2
 
 from aggregator.errors import Code, InvalidRequest
@@ -34,11 +34,13 @@ ReadFor = Callable[[Call, bytes, Identity], tuple[Message, Call]]
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 DETAILS_KEY = "grpc-status-details-bin"
+_MOST_DESCRIBED = 256
+"""Characters of a message that is repeated in the details: the metadata of a status may have only 8 KiB."""
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 
 async def abort(context: Context, failure: Failure) -> NoReturn:
-    """End the call; google.rpc.RetryInfo rides along as grpc-status-details-bin.
+    """End the call; google.rpc.RetryInfo and BadRequest, with the field at fault, ride along.
 
     gRPC keeps the exception with its traceback, and the call keeps the exception: a frame there that leads back to the
     call, or to its message, makes a cycle that waits for the collector. This one does not; nor must its callers'.
@@ -50,13 +52,21 @@ async def abort(context: Context, failure: Failure) -> NoReturn:
 
 
 def _details(failure: Failure) -> tuple[tuple[str, bytes], ...]:
-    if not failure.retry_after_s:
+    """The metadata grpc-status-details-bin."""
+    details: list[ProtobufMessage] = []
+    if failure.retry_after_s:
+        info = error_details_pb2.RetryInfo()
+        info.retry_delay.FromNanoseconds(int(failure.retry_after_s * 1e9))
+        details.append(info)
+    if failure.field:
+        wrong = error_details_pb2.BadRequest()
+        wrong.field_violations.add(field=failure.field, description=failure.message[:_MOST_DESCRIBED])
+        details.append(wrong)
+    if not details:
         return ()
-    info = error_details_pb2.RetryInfo()
-    info.retry_delay.FromNanoseconds(int(failure.retry_after_s * 1e9))
-    detail = any_pb2.Any()
-    detail.Pack(info)
-    status = status_pb2.Status(code=failure.code, message=failure.message, details=[detail])
+    status = status_pb2.Status(code=failure.code, message=failure.message)
+    for each in details:
+        status.details.add().Pack(each)
     return ((DETAILS_KEY, status.SerializeToString()),)
 
 

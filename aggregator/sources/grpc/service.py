@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 
@@ -32,7 +33,8 @@ async def answer(calls: GrpcCalls, request: Request) -> bytes | Failure:
     await calls.embed(request)
     failure = request.failure
     if failure is not None and not any(isinstance(outcome, Vector) for outcome in request.outcomes):
-        return failure
+        index = request.input_at_fault
+        return failure if failure.field or index is None else replace(failure, field=f"{_inputs_of(request)}[{index}]")
     if not is_large(request):
         encoded = encode(request, request.request_id, calls.clock(), as_json=False)
     else:
@@ -41,6 +43,13 @@ async def answer(calls: GrpcCalls, request: Request) -> bytes | Failure:
     if len(encoded) > room.size_bytes:  # from now on it holds the response
         room.charge(len(encoded) - room.size_bytes)
     return encoded
+
+
+def _inputs_of(request: Request) -> str:
+    """The field of its message that holds the inputs."""
+    if request.scoring is None:
+        return "inputs"
+    return "documents" if request.scoring.ranks else "pairs"
 
 
 class EmbeddingsService:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal, cast
+from typing import Literal
 
 import msgspec
 
@@ -26,7 +26,6 @@ PRIORITIES = {
 }
 AskedPriority = int | Literal["interactive", "default", "background"] | None
 _NUMBERS = {priority: PRIORITIES[priority.name.lower()] for priority in Priority}
-_OF_INPUTS = frozenset({Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE, Code.INTERNAL})
 
 
 def priority_of(asked: AskedPriority, default: Priority) -> pb.Priority:
@@ -99,18 +98,16 @@ class Answer(ABC):
 
     def failure(self, request: Request) -> Failure | None:
         """The first failure; None when every input has a result. Of several inputs it names the one at fault."""
-        if not request.failed:
+        failure, index = request.failure, request.input_at_fault
+        if failure is None:
             return None
-        outcomes = request.outcomes
-        index = next(index for index, outcome in enumerate(outcomes) if isinstance(outcome, Failure))
-        failure = cast("Failure", outcomes[index])
-        of_input = failure.code in _OF_INPUTS and (len(outcomes) == 1 or any(each is not failure for each in outcomes))
-        if failure.field or not of_input:
-            return renamed(failure, self.names)
+        if index is None:
+            field = self.inputs if failure.field == "inputs" else failure.field
+            return renamed(replace(failure, field=field), self.names)
         message = renamed(failure, self.names).message
         if failure.code == Code.OUT_OF_RANGE:
             message = f"{message.partition(';')[0]}; send less, or {self.remedy}"
-        if len(outcomes) == 1:
+        if len(request.outcomes) == 1:
             return replace(failure, message=named(message, self.inputs), field=self.inputs)
         return replace(failure, message=f"{self.inputs}[{index}]: {message}", field=f"{self.inputs}[{index}]")
 

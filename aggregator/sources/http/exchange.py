@@ -41,7 +41,8 @@ class HttpExchange(Exchange):
         asked = self.header(b"x-request-timeout")
         wait_s = _seconds(asked) if b"x-request-timeout" in self.headers else inf
         if wait_s is None:
-            raise InvalidRequest(f"the time-out {shown(asked)} is not a number of seconds above 0")
+            message = f"x-request-timeout is {shown(asked)}: expected a number of seconds above 0"
+            raise InvalidRequest(message, "x-request-timeout")
         return min(wait_s, _seconds(self.header(b"x-stainless-timeout")) or inf)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from functools import partial
 from typing import Annotated, Any, TypeVar, cast
 
@@ -15,7 +16,7 @@ from aggregator.admission.enqueue import LONG_CHARACTERS
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Models, ServedTask
 from aggregator.admission.sequences import most_characters
-from aggregator.errors import Code, ModelUnavailable, TokenbatchError
+from aggregator.errors import Code, ModelUnavailable, TokenbatchError, shown
 from aggregator.observability.calls import CANCELLED, CallTelemetry
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Defaults, Request
@@ -37,6 +38,8 @@ from aggregator.tokenizers.tokenizer import Tokenizer
 from k8s.pod.http.exchange import Exchange, HttpError, Service
 from protos.generation.v1.generation_pb2 import GenerateRequest
 
+_LONGEST_PATH = 64
+"""Characters of an unknown path that is compared with those that there are."""
 _EVENTS = {"content-type": "text/event-stream", "cache-control": "no-cache"}
 
 _MANY_IDS = 4096  # written as numbers in half a millisecond
@@ -167,8 +170,9 @@ class OpenAIService(Service):
         trace = exchange.header(b"traceparent")
         exchange.call = self._telemetry.http(exchange.method, path, pattern, trace, secure=exchange.is_secure)
         if route is None:
-            known = ", ".join(f"{method} {path}" for path, (method, _) in self._routes.items())
-            raise HttpError(404, "unknown_url", f"there is no {exchange.method} {path}: the routes are {known}")
+            similar = get_close_matches(path[:_LONGEST_PATH], self._routes, n=1)
+            remedy = f"did you mean {similar[0]}?" if similar else f"the routes are {', '.join(self._routes)}"
+            raise HttpError(404, "unknown_url", f"there is no {exchange.method} {shown(path)}: {remedy}")
         method, serve = route
         allow = "GET, HEAD" if method == "GET" else method
         if exchange.method not in allow.split(", "):
@@ -216,7 +220,8 @@ class OpenAIService(Service):
 
     def _give_up(self, exchange: HttpExchange, request: Request) -> None:
         self.calls.give_up(request)
-        exchange.fail(DeadlinePassed("the deadline passed before the answer was there"))
+        message = "the deadline passed before the answer was there: x-request-timeout sets how long a caller waits"
+        exchange.fail(DeadlinePassed(message))
 
     def _answer(self, exchange: HttpExchange, answer: Answer, request: Request) -> None:
         """Every input has its outcome."""

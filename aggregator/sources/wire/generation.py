@@ -26,15 +26,17 @@ _NO_OPTIONS = Options()
 _MESSAGES, _TOKEN_IDS = pb.GenerateRequest.MESSAGES_FIELD_NUMBER, pb.GenerateRequest.TOKEN_IDS_FIELD_NUMBER
 _SAMPLING = pb.GenerateRequest.SAMPLING_FIELD_NUMBER
 _MOST_PENALTY = 2.0  # as vLLM and OpenAI have it
-_RANGES: dict[str, Callable[[float], bool]] = {
-    "temperature": lambda value: 0.0 <= value < math.inf,
-    "top_p": lambda value: 0.0 < value <= 1.0,
-    "top_k": lambda value: value <= MAX_INT32,
-    "repetition_penalty": lambda value: 0.0 < value < math.inf,
-    "presence_penalty": lambda value: -_MOST_PENALTY <= value <= _MOST_PENALTY,
-    "frequency_penalty": lambda value: -_MOST_PENALTY <= value <= _MOST_PENALTY,
-    "logprobs": lambda value: value <= _MAX_LOGPROBS,
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "temperature": (lambda value: 0.0 <= value < math.inf, "a number of at least 0"),
+    "top_p": (lambda value: 0.0 < value <= 1.0, "a number above 0, at most 1"),
+    "top_k": (lambda value: value <= MAX_INT32, f"a whole number from 0 to {MAX_INT32}"),
+    "repetition_penalty": (lambda value: 0.0 < value < math.inf, "a number above 0"),
+    "presence_penalty": (lambda value: -_MOST_PENALTY <= value <= _MOST_PENALTY, "a number from -2 to 2"),
+    "frequency_penalty": (lambda value: -_MOST_PENALTY <= value <= _MOST_PENALTY, "a number from -2 to 2"),
+    "logprobs": (lambda value: value <= _MAX_LOGPROBS, f"a whole number from 0 to {_MAX_LOGPROBS}"),
 }
+"""The values that a parameter takes, and the same in words."""
+_NEVER_0 = "top_p", "repetition_penalty"
 _UNSUPPORTED = "n", "beam_width", "grammar"
 _OTHER_APIS = frozenset(
     {"best_of", "use_beam_search", "length_penalty", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
@@ -148,15 +150,13 @@ def _check_sampling(sampling: pb.Sampling) -> None:
     for name in _UNSUPPORTED:
         value = getattr(sampling, name)
         if value and not (name == "n" and value == 1):
-            raise _refusal(name, "is not supported: a request gets one text, sampled or greedy")
-    for name, fits in _RANGES.items():
-        if (value := getattr(sampling, name)) and not fits(value):
-            raise _refusal(name, f"{value:g} is out of its range")
-    for name in ("top_p", "repetition_penalty"):
-        if sampling.HasField(name) and not getattr(sampling, name):
-            raise _refusal(name, "is 0: leave it out")
+            raise _refusal(name, "is not supported: a request gets one text, sampled or greedy; leave it out")
+    for name, (fits, words) in _RANGES.items():
+        value = getattr(sampling, name)
+        if (value or (name in _NEVER_0 and sampling.HasField(name))) and not fits(value):
+            raise _refusal(name, f"is {value:g}: expected {words}")
     if sampling.max_tokens and sampling.min_tokens > sampling.max_tokens:
-        raise _refusal("min_tokens", "is more than max_tokens")
+        raise _refusal("min_tokens", "is more than max_tokens: raise that, or lower this")
     if len(sampling.stop) > _MAX_STOPS or any(not 0 < len(each) <= _MAX_STOP_CHARACTERS for each in sampling.stop):
         raise _refusal("stop", f"takes at most {_MAX_STOPS} texts, each of 1 to {_MAX_STOP_CHARACTERS} characters")
     if len(sampling.stop_token_ids) > _MAX_STOP_IDS or any(each > MAX_INT32 for each in sampling.stop_token_ids):

@@ -114,5 +114,7 @@ def priority_of(value: int, default: Priority) -> Priority:
         return default
     priority = _PRIORITIES.get(value)
     if priority is None:
-        raise InvalidRequest(f"priority {value} is not known: use one of {list(_PRIORITIES)}", "priority")
+        raise InvalidRequest(
+            f"priority {value} is not known: use one of {', '.join(map(pb.Priority.Name, _PRIORITIES))}", "priority"
+        )
     return priority

@@ -13,11 +13,23 @@ from tokenizers import Tokenizer
 
 from aggregator.request.request import Request
 from aggregator.sources.wire import encode as serialized
-from modelserver.engines.synthetic import vectors
+from modelserver.engines.synthetic import scores, vectors
 from protos.embedding.v1 import embedding_pb2 as pb
+from protos.ranking.v1 import ranking_pb2, ranking_pb2_grpc
+from tests.integration.frontdoor.http_fields import RANKS
 from tests.integration.frontdoor.test_http import OpenDoor
-from tests.support.listening import DESCRIPTION, MODEL_FOLDER, ask, floats, listening, refused, slow_engine
+from tests.support.listening import (
+    DESCRIPTION,
+    MODEL_FOLDER,
+    ask,
+    floats,
+    listening,
+    refused,
+    slow_engine,
+    wrong_fields,
+)
 
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
 REFERENCE = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
 REFERENCE.no_truncation()
 REFERENCE.no_padding()
@@ -119,25 +131,49 @@ async def test_each_input_of_a_call_has_its_own_status() -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize(
-    ("text", "fields", "code"),
+    ("text", "fields", "code", "named"),
     [
-        ("", {}, grpc.StatusCode.INVALID_ARGUMENT),
-        (LONG, {}, grpc.StatusCode.OUT_OF_RANGE),
-        ("rain", {"dimensions": 5}, grpc.StatusCode.INVALID_ARGUMENT),
-        ("rain", {"encoding": 99}, grpc.StatusCode.INVALID_ARGUMENT),
-        ("rain", {"truncate": 99}, grpc.StatusCode.INVALID_ARGUMENT),
-        ("rain", {"priority": 99}, grpc.StatusCode.INVALID_ARGUMENT),
-        ("rain", {"model": "other"}, grpc.StatusCode.NOT_FOUND),
-        ("rain", {"model_revision": "r9"}, grpc.StatusCode.NOT_FOUND),
+        ("", {}, grpc.StatusCode.INVALID_ARGUMENT, "inputs[0]"),
+        (LONG, {}, grpc.StatusCode.OUT_OF_RANGE, "inputs[0]"),
+        ("rain", {"dimensions": 5}, grpc.StatusCode.INVALID_ARGUMENT, "dimensions"),
+        ("rain", {"encoding": 99}, grpc.StatusCode.INVALID_ARGUMENT, "encoding"),
+        ("rain", {"truncate": 99}, grpc.StatusCode.INVALID_ARGUMENT, "truncate"),
+        ("rain", {"priority": 99}, grpc.StatusCode.INVALID_ARGUMENT, "priority"),
+        ("rain", {"model": "other"}, grpc.StatusCode.NOT_FOUND, "model"),
+        ("rain", {"model_revision": "r9"}, grpc.StatusCode.NOT_FOUND, "model_revision"),
     ],
 )
 @pytest.mark.asyncio(loop_scope="module")
-async def test_one_and_many_inputs_are_refused_by_the_same_rules(
-    open_door: OpenDoor, count: int, text: str, fields: dict[str, Any], code: grpc.StatusCode
+async def test_one_and_many_inputs_are_refused_by_the_same_rules(  # noqa: PLR0917 - a row of the table
+    open_door: OpenDoor, count: int, text: str, fields: dict[str, Any], code: grpc.StatusCode, named: str
 ) -> None:
     door, _ = open_door
     error = await refused(door.stub.Embed(ask(*[text] * count, **fields)), code)
     assert error.details()
+    assert wrong_fields(error) == [named]
+
+
+async def test_a_priority_that_is_not_known_is_told_the_names() -> None:
+    async with listening() as door:
+        error = await refused(door.stub.Embed(ask("a", priority=9)), grpc.StatusCode.INVALID_ARGUMENT)
+        names = "PRIORITY_INTERACTIVE, PRIORITY_DEFAULT, PRIORITY_BACKGROUND"
+        assert error.details() == f"priority 9 is not known: use one of {names}"
+
+
+async def test_documents_without_a_score_are_named_in_the_details() -> None:
+    async with listening(slow_engine(RANKS, compute=scores)) as door:
+        stub = ranking_pb2_grpc.RankingStub(door.channel)
+        error = await refused(stub.Rank(ranking_pb2.RankRequest(query="a", documents=["", ""])), INVALID)
+        assert wrong_fields(error) == ["documents[0]"]
+        error = await refused(stub.Score(ranking_pb2.ScoreRequest(pairs=[ranking_pb2.Pair(text="")])), INVALID)
+        assert wrong_fields(error) == ["pairs[0]"]
+        error = await refused(stub.Rank(ranking_pb2.RankRequest(query="a", documents=["b"], priority=9)), INVALID)
+        assert wrong_fields(error) == ["priority"]
+        error = await refused(door.stub.Embed(ask("a")), INVALID)
+        assert (error.details(), wrong_fields(error)) == (
+            "minilm scores and does not embed: no model here embeds",
+            ["model"],
+        )
 
 
 async def test_an_expired_request_is_refused_on_arrival() -> None:

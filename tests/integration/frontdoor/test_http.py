@@ -275,6 +275,14 @@ async def test_what_is_no_route_is_answered_in_openai_s_form() -> None:
                 assert (response.status, (await response.json())["error"]["code"]) == (status, code)
                 if status == 405:
                     assert response.headers["allow"] == ("POST" if method == "GET" else "GET, HEAD")
+        async with session.post("/v1/embedding") as response:
+            assert (await response.json())["detail"] == (
+                "there is no POST '/v1/embedding': did you mean /v1/embeddings?"
+            )
+        async with session.post("/wings" + "w" * 500) as response:
+            message = (await response.json())["detail"]
+            assert message.endswith("/v1/models, /health"), "every route is named"
+            assert len(message) < 400
         for path in ("/health", "/v1/models", "/v1/models/alias"):
             async with session.get(path) as wanted, session.head(path) as response:
                 assert (response.status, await response.read()) == (200, b"")
@@ -291,12 +299,14 @@ async def test_a_deadline_comes_from_either_header() -> None:
         async with http_door(slow_engine(slowness=2000)) as (door, session):
             status, answer, headers = await embed(session, {"input": "a"}, headers={header: "0.2"})
             assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
+            assert "x-request-timeout" in answer["error"]["message"]
             assert headers["x-should-retry"] == "false"
             await until(lambda: not door.held_tokens)
     async with http_door() as (_, session):
         for wrong in ("soon", "-1", "nan", "inf", "0"):
             status, answer, _ = await embed(session, {"input": "a"}, headers={"x-request-timeout": wrong})
-            assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+            assert (status, answer["error"]["param"]) == (400, "x-request-timeout")
+            assert answer["error"]["message"] == f"x-request-timeout is '{wrong}': expected a number of seconds above 0"
         for of_library in ("0", "0.0", "-1", "nan", "inf", "soon", ""):
             status, *_ = await embed(session, {"input": "a"}, headers={"x-stainless-timeout": of_library})
             assert status == 200, of_library
