@@ -99,6 +99,6 @@ def described_error(error: HttpError) -> tuple[int, bytes, dict[str, str]]:
         headers["allow"] = error.allow
     return (
         error.status,
-        body_of(_error_object(shortened(str(error)), "invalid_request_error", None, error.name)),
+        body_of(_error_object(str(error), "invalid_request_error", None, error.name)),
         headers,
     )
