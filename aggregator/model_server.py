@@ -12,11 +12,19 @@ import numpy.typing as npt
 from aggregator.errors import BatchFailed, Code
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import StepReport
-from aggregator.scheduler.work_item import ID_BYTES, Task
+from aggregator.scheduler.work_item import ID_BYTES, Priority, Task
 from aggregator.tokenizers.tokenizer import Tokenizer
 from protos.generation.v1.generation_pb2 import TokenLogprobs
+from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1.curve import Curve
 from protos.modelserver.v1.modelserver_pb2 import Sampling
+
+PRIORITIES: dict[Priority, pb.Priority] = {
+    Priority.INTERACTIVE: pb.PRIORITY_INTERACTIVE,
+    Priority.DEFAULT: pb.PRIORITY_DEFAULT,
+    Priority.BACKGROUND: pb.PRIORITY_BACKGROUND,
+}
+"""The classes by their numbers in the wire format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +136,8 @@ class OutgoingBatch:
     second_segments: bytes = b""
     span_counts: bytes = b""
     spans: bytes = b""
+    priority: Priority = Priority.DEFAULT
+    max_shared_tokens: int = 0
 
     @property
     def row_count(self) -> int:
@@ -189,6 +199,9 @@ class ServerSequence(Protocol):
     def account(self) -> int:
         """Under which its part of the steps' time is counted."""
         ...
+
+    @property
+    def priority(self) -> Priority: ...
 
     def extend(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], stop_tokens: int) -> None: ...
 
@@ -266,5 +279,7 @@ def outgoing(batch: Batch) -> OutgoingBatch:
         attempt=batch.attempt,
         isolate=batch.isolated,
         max_step_tokens=max(batch.token_budget, batch.token_count),
+        priority=batch.priority,
+        max_shared_tokens=max(batch.shared_budget, batch.token_count),
         **marks,
     )

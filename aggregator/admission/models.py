@@ -219,9 +219,9 @@ class Models:
         return [model_revision for served in self.tasks for model_revision in served.revisions.values()]
 
     def next_due_s(self, now_s: float) -> float:
-        """When the first replica takes its next batch (monotonic seconds); now if there is no replica."""
+        """When the first replica takes its next interactive batch (monotonic seconds); now if there is no replica."""
         active = (model_revision.dispatcher.replicas for model_revision in self.in_service())
-        return min((replicas.due_s(now_s) for replicas in active if replicas), default=now_s)
+        return min((replicas.due_s(now_s, Priority.INTERACTIVE) for replicas in active if replicas), default=now_s)
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name

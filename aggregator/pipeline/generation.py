@@ -16,7 +16,7 @@ from aggregator.request.request import Failure, Request
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.replica import StepReport
-from aggregator.scheduler.work_item import ID_BYTES, WorkItem
+from aggregator.scheduler.work_item import ID_BYTES, Priority, WorkItem
 from protos.modelserver.v1.modelserver_pb2 import Sampling
 
 if TYPE_CHECKING:
@@ -62,6 +62,10 @@ class RunningSequence:
         assert generation is not None, "A generation's request has none. This is a bug."
         self.generation = generation
         self.tokens_before = len(generation.token_ids)
+
+    @property
+    def priority(self) -> Priority:
+        return self.request.priority
 
     def start(self) -> None:
         generation = self.generation

@@ -10,7 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator.errors import Code, ModelServerLost, TokenbatchError
-from aggregator.model_server import GenerationCosts, OutgoingBatch, PairTemplate, ServerDescription, StepResult
+from aggregator.model_server import (
+    PRIORITIES,
+    GenerationCosts,
+    OutgoingBatch,
+    PairTemplate,
+    ServerDescription,
+    StepResult,
+)
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Task
 from protos.modelserver.v1 import modelserver_pb2 as pb
@@ -25,6 +32,7 @@ _NO_RESULT = "the answer is not finite, or all zero"
 _CODES = frozenset(Code) - {Code.OK}
 _MESSAGE_SLACK_BYTES = 64 * 1024  # for everything in an answer but its vectors
 _TASKS = {"embed": Task.EMBED, "generate": Task.GENERATE, "rank": Task.SCORE, "classify": Task.SCORE}
+_PRIORITIES = {number: priority for priority, number in PRIORITIES.items()}
 _RULES = frozenset(rule.value for rule in Rule)
 
 
@@ -147,6 +155,9 @@ def checked_result(batch: OutgoingBatch, description: ServerDescription, answer:
             decoding_sequences=answer.decoding_sequences,
             embed_room_tokens=answer.embed_room_tokens if answer.HasField("embed_room_tokens") else None,
             engine_s=answer.engine_s,
+            recent_priorities=frozenset(
+                _PRIORITIES[number] for number in answer.recent_priorities if number in _PRIORITIES
+            ),
         ),
     )
 

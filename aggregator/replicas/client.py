@@ -18,7 +18,7 @@ from aggregator.errors import (
     is_cancelled,
     server_error,
 )
-from aggregator.model_server import OutgoingBatch, ServerDescription, StepResult
+from aggregator.model_server import PRIORITIES, OutgoingBatch, ServerDescription, StepResult
 from aggregator.observability.costs import NOBODY, Costs
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import MAX_MESSAGE_BYTES, BadDescription, checked_description, checked_result
@@ -140,6 +140,8 @@ class GrpcModelServer(GenerateCall):
             second_segments=batch.second_segments,
             span_counts=batch.span_counts,
             spans=batch.spans,
+            priority=PRIORITIES[batch.priority],
+            max_shared_tokens=batch.max_shared_tokens,
         )
         tracing = self._client.tracing
         with tracing.step(

@@ -16,10 +16,10 @@ import grpc.aio
 import numpy as np
 
 from aggregator.errors import BatchFailed, Code, ModelServerLost, ModelServerTimedOut
-from aggregator.model_server import GenerationLoad, ServerDescription, ServerSequence
+from aggregator.model_server import PRIORITIES, GenerationLoad, ServerDescription, ServerSequence
 from aggregator.observability.costs import NOBODY, REST, Costs
 from aggregator.request.generation import logprobs_of
-from aggregator.scheduler.work_item import Task
+from aggregator.scheduler.work_item import Priority, Task
 from protos.generation.v1.generation_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, TokenLogprobs
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
@@ -73,6 +73,7 @@ class GenerateCall:
             token_ids=sequence.token_ids,
             sampling=sequence.sampling,
             account=sequence.account,
+            priority=PRIORITIES[sequence.priority],
         )
         self._send(pb.GenerateCommand(start=start))
 
@@ -232,6 +233,7 @@ class _Probe:
 
     sampling = pb.Sampling(max_tokens=1)
     account = REST
+    priority = Priority.DEFAULT
 
     def __init__(self, token_ids: bytes) -> None:
         self.token_ids = token_ids

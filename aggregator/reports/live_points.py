@@ -164,4 +164,6 @@ def tokens_by_place(models: Models) -> tuple[int, int, int]:
 def is_saturated(models: Models, now_s: float) -> bool:
     """Whether queries wait while every model server of their model is busy."""
     dispatchers = [model_revision.dispatcher for model_revision in models.in_service()]
-    return any(each.queue.tokens > 0 and each.replicas.due_s(now_s) > now_s for each in dispatchers)
+    return any(
+        each.queue.tokens > 0 and each.replicas.due_s(now_s, each.queue.next_priority) > now_s for each in dispatchers
+    )

@@ -46,7 +46,8 @@ class DispatchPolicy:
 class Batch:
     """Items packed for one replica; `retry` is set if they failed before. The time-out counts from `packed_s`.
 
-    `token_budget`: the tokens of their engine step, including other aggregators' batches.
+    `token_budget`: the tokens of their engine step, including other aggregators' batches. `priority`: of the most
+    urgent item. `shared_budget`: the tokens of that step with less urgent batches.
     """
 
     batch_id: str
@@ -58,6 +59,8 @@ class Batch:
     packed_s: float
     timeout_s: float
     token_budget: int
+    priority: Priority = Priority.DEFAULT
+    shared_budget: int = 0
 
     @property
     def attempt(self) -> int:
@@ -222,7 +225,13 @@ class Dispatcher:
             if self._policy.by_prefix:
                 prompt = queue.next_ids()
             choice = choose_replica(
-                self.replicas.in_use.values(), now_s, queue.tokens, pace, queue.next_deadline_s(), prompt=prompt
+                self.replicas.in_use.values(),
+                now_s,
+                queue.tokens,
+                pace,
+                queue.next_deadline_s(),
+                priority=queue.next_priority,
+                prompt=prompt,
             )
             replica = choice.replica
             if replica is None:
@@ -245,16 +254,21 @@ class Dispatcher:
 
     def _budget(self, replica: Replica, now_s: float) -> int:
         """Tokens that the replica's next batch may hold: more than usual for a backlog whose deadlines allow it."""
-        backlog_tokens, within_s = self.queue.backlog(now_s)
-        left_s = replica.answered_within_s(self.queue.next_deadline_s(), now_s)
+        backlog_tokens, within_s = self.queue.backlog(now_s, replica.most_urgent)
+        priority = self.queue.next_priority
+        left_s = replica.answered_within_s(self.queue.next_deadline_s(), now_s, priority)
         share_tokens = -(-self.queue.tokens // max(1, len(self.replicas.in_use)))
-        tokens = replica.batch_tokens(self.queue.tokens, backlog_tokens, min(within_s, left_s), share_tokens)
+        within_s = min(within_s, left_s)
+        beside_others = replica.most_urgent < self.queue.most_urgent(now_s)
+        tokens = replica.batch_tokens(
+            self.queue.tokens, backlog_tokens, within_s, share_tokens, beside_others=beside_others
+        )
         return min(tokens, self.time_outs.most_tokens(replica, now_s))
 
     def _shared_budget(self, replica: Replica, budget: int) -> int:
         """Tokens up to which less urgent inputs join the interactive ones that wait."""
         urgent_tokens = min(budget, self.queue.classes[Priority.INTERACTIVE].tokens)
-        return replica.tokens_within(_MOST_SHARED * replica.step_time_s(urgent_tokens)) if urgent_tokens else budget
+        return _shared_tokens(replica, urgent_tokens) if urgent_tokens else budget
 
     def _batch(
         self,
@@ -269,13 +283,23 @@ class Dispatcher:
         token_count = sum(item.token_count for item in items)
         budget = min(max(budget, replica.token_budget), self.time_outs.most_tokens(replica, now_s))
         batch_id = next(self._batch_ids)
-        timeout_s = replica.sent(batch_id, token_count, now_s, budget)
+        priority = min(item.priority for item in items)
+        timeout_s = replica.sent(batch_id, token_count, now_s, budget, priority)
         if self._policy.by_prefix:
             replica.note_prompts(item.token_ids for item in items)
         if len(self.replicas) == 1:
             timeout_s = max(timeout_s, self._policy.lone_timeout_s)
-        return Batch(batch_id, items, token_count, replica, reason, retry, now_s, timeout_s, budget)
+        urgent_tokens = sum(item.token_count for item in items if item.priority is Priority.INTERACTIVE)
+        shared_budget = min(budget, _shared_tokens(replica, urgent_tokens)) if urgent_tokens else budget
+        return Batch(
+            batch_id, items, token_count, replica, reason, retry, now_s, timeout_s, budget, priority, shared_budget
+        )
 
     def _ended(self, batch: Batch, now_s: float, report: StepReport | None) -> None:
         batch.replica.ended(batch.batch_id, now_s, report)
         self.replicas.returned(batch.replica)
+
+
+def _shared_tokens(replica: Replica, urgent_tokens: int) -> int:
+    """Tokens of a step with less urgent inputs that takes at most twice as long as with the interactive ones alone."""
+    return replica.tokens_within(_MOST_SHARED * replica.step_time_s(urgent_tokens))

@@ -8,7 +8,7 @@ from math import inf
 from typing_extensions import override
 
 from aggregator.scheduler.replica import Replica, ReplicaPolicy
-from aggregator.scheduler.work_item import ID_BYTES
+from aggregator.scheduler.work_item import ID_BYTES, Priority
 from protos.modelserver.v1.curve import Curve
 
 _PREFIX_TOKENS = (64, 256)
@@ -79,9 +79,9 @@ class GeneratingReplica(Replica):
         return max(0, int(self._free_kv_tokens - self.tokens_out - growing))
 
     @override
-    def finish_s(self, tokens: int, now_s: float) -> float:
+    def finish_s(self, tokens: int, now_s: float, priority: Priority = Priority.BACKGROUND) -> float:
         """The predicted time of the first tokens if this many prompt tokens are sent now, beside what decodes."""
-        return super().finish_s(tokens, now_s) + self._per_sequence_s * self.sequences
+        return super().finish_s(tokens, now_s, priority) + self._per_sequence_s * self.sequences
 
     def began(self) -> None:
         self.sequences += 1
@@ -94,11 +94,11 @@ class GeneratingReplica(Replica):
         self._foreign_sequences = max(0, running - self.sequences)
 
     @override
-    def due_s(self, now_s: float) -> float:
+    def due_s(self, now_s: float, priority: Priority = Priority.BACKGROUND) -> float:
         """When it takes its next batch; `inf` while it has no room until a sequence ends."""
         if self.sequences and (not self.seats or not self.room_tokens):
             return inf
-        return super().due_s(now_s)
+        return super().due_s(now_s, priority)
 
     @override
     def batch_tokens(
@@ -107,6 +107,8 @@ class GeneratingReplica(Replica):
         backlog_tokens: int = 0,
         within_s: float = 0.0,
         share_tokens: int = 0,
+        *,
+        beside_others: bool = False,
     ) -> int:
         """Tokens of prompts that the next batch may hold here: its share of what waits, however long that takes.
 

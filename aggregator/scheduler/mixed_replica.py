@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 
 from typing_extensions import override
 
 from aggregator.scheduler.replica import BatchOut, Replica, StepReport
-
-_PARTS = 4
-"""While sequences decode, batches are sent at intervals of this part of a step."""
+from aggregator.scheduler.work_item import Priority
 
 
 class MixedReplica(Replica):
@@ -26,7 +23,6 @@ class MixedReplica(Replica):
 
     _room_tokens: int | None = None
     _decoding = 0
-    _sent_s = -inf
 
     def observe_room(self, room_tokens: int | None, decoding: int) -> None:
         """Note the tokens of embeddings that the next step holds (None: not known), beside `decoding` sequences."""
@@ -34,26 +30,18 @@ class MixedReplica(Replica):
         self._follow_budget()
 
     @override
-    def due_s(self, now_s: float) -> float:
-        if not self._joins or self.exclusive or self.reserved:
-            return super().due_s(now_s)
-        return max(self._sent_s + self.step_time_s(self.tokens_out) / _PARTS, self.not_before_s)
-
-    @override
-    def free_s(self, now_s: float) -> float:
-        if not self._joins or self._out[0].end_s < now_s:
-            return super().free_s(now_s)
+    def free_s(self, now_s: float, priority: Priority = Priority.BACKGROUND) -> float:
+        if not self._steps_follow or self._out[0].end_s < now_s:
+            return super().free_s(now_s, priority)
         return max(now_s, self.not_before_s)
 
     @override
-    def sent(self, batch_id: str, token_count: int, now_s: float, step_budget: int = 0) -> float:
-        timeout_s = super().sent(batch_id, token_count, now_s, step_budget)
-        self._sent_s = now_s
-        return timeout_s
+    def _joins(self, priority: Priority) -> bool:
+        return self._steps_follow or super()._joins(priority)
 
     @property
-    def _joins(self) -> bool:
-        """Whether another batch shares the next step with the batches in flight."""
+    def _steps_follow(self) -> bool:
+        """Whether another batch shares the next step with the batches in flight, because sequences decode."""
         return self._decoding > 0 and 0 < self.tokens_out < self.token_budget
 
     @override

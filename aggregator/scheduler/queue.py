@@ -216,16 +216,30 @@ class TokenQueue:
         first, second, third = self.classes
         return first.tokens + second.tokens + third.tokens
 
-    def backlog(self, now_s: float) -> tuple[int, float]:
+    def backlog(self, now_s: float, others: Priority = Priority.BACKGROUND) -> tuple[int, float]:
         """Tokens of the most urgent class in use that one batch may hold, and the longest time of its step (seconds).
 
         These are all waiting tokens of the class; of the interactive class half, so that the other half is packed while
-        these run. A step longer than the class may wait would make the queries behind it late.
+        these run. A step longer than the class may wait would make the queries behind it late. `others`: the most
+        urgent class that the batch's server gets from any aggregator.
         """
-        for priority, waiting in zip(Priority, self.classes, strict=True):
-            if waiting.items or now_s < waiting.in_use_until_s:
-                return waiting.tokens // (2 if priority is Priority.INTERACTIVE else 1), waiting.max_wait_s
-        return 0, 0.0
+        priority = self.most_urgent(now_s)
+        if others < priority:
+            return 0, self.classes[others].max_wait_s
+        waiting = self.classes[priority]
+        return waiting.tokens // (2 if priority is Priority.INTERACTIVE else 1), waiting.max_wait_s
+
+    def most_urgent(self, now_s: float) -> Priority:
+        """The most urgent class in use: that waits, or came lately; background if there is none."""
+        classes = zip(Priority, self.classes, strict=True)
+        in_use = (priority for priority, each in classes if each.items or now_s < each.in_use_until_s)
+        return next(in_use, Priority.BACKGROUND)
+
+    @property
+    def next_priority(self) -> Priority:
+        """The most urgent class that waits; background when nothing does."""
+        waiting = zip(Priority, self.classes, strict=True)
+        return next((priority for priority, each in waiting if each.items), Priority.BACKGROUND)
 
     def next_ids(self) -> bytes:
         """Token ids of the item that has waited longest in the most urgent class; empty when nothing waits."""

@@ -10,6 +10,7 @@ from math import inf
 
 from aggregator.scheduler.budget.controller import BudgetController
 from aggregator.scheduler.rates import LiveScale, ReplyDelay
+from aggregator.scheduler.work_item import Priority
 from protos.modelserver.v1.curve import Curve, Rule
 
 # For a server that has not measured itself: a guess that its first reply corrects.
@@ -57,7 +58,8 @@ class ReplicaPolicy:
 class BatchOut:
     """One batch in flight, the budget it was packed for, and when it is expected back.
 
-    `late`: it was sent later than the lead asks for, because too little waited before.
+    `late`: it was sent later than the lead asks for, because too little waited before. `overtaken`: a more urgent one
+    was sent after it, and goes before it.
     """
 
     batch_id: str
@@ -67,6 +69,8 @@ class BatchOut:
     promised_s: float
     staged: bool
     late: bool
+    priority: Priority = Priority.INTERACTIVE
+    overtaken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class StepReport:
 
     Of a server that also generates: `decoding_sequences` got a token in that step, and `embed_room_tokens` of
     embeddings fit the next one; None if it has one task. `engine_s`: the batch's part of the step, by its tokens.
+    `recent_priorities`: the classes of the batches that the server got lately, from any aggregator.
     """
 
     step_tokens: int
@@ -85,11 +90,16 @@ class StepReport:
     decoding_sequences: int = 0
     embed_room_tokens: int | None = None
     engine_s: float = 0.0
+    recent_priorities: frozenset[Priority] = frozenset()
 
 
 STATES = ("idle", "running", "staged")
 """The states of a replica: nothing in flight, one batch running, and at least one more behind it."""
 _ANY = 1 << 30  # items: no limit
+_PARTS = 4
+"""Where batches share the next step, they are sent at intervals of this part of their step."""
+_OVERTAKEN_S = 2.0
+"""A server lets more urgent batches of any aggregator go before a batch for a second at most, and then in turns."""
 
 
 class Replica:
@@ -98,7 +108,8 @@ class Replica:
     `exclusive`: a suspect runs here alone, or waits to. `sibling`: the same server's replica for its other task.
     `foreign_tokens`: tokens that other aggregators had queued here at the last reply. `token_budget`: the size of a
     batch while no backlog waits: the given budget, or less if `budget_controller` allows less. `largest`: what a batch
-    may hold of a backlog.
+    may hold of a backlog. `most_urgent`, `least_urgent`: of the classes that it got lately, from any aggregator, as
+    of the last reply. A server runs the batches that wait in the order of their classes, so `_out` is in that order.
     """
 
     def __init__(
@@ -126,6 +137,7 @@ class Replica:
         self.lead_s = policy.first_lead_s
         self.reply_delay = ReplyDelay()
         self.foreign_tokens = 0
+        self.most_urgent, self.least_urgent = Priority.BACKGROUND, Priority.INTERACTIVE
         self.not_before_s = -inf
         self.exclusive = False
         self.sibling: Replica | None = None
@@ -135,6 +147,7 @@ class Replica:
         self._out: deque[BatchOut] = deque()
         self._evidence_s = -inf
         self._replied_s = -inf
+        self._sent_s = -inf
         self._sharing = 0.0
 
     @property
@@ -152,7 +165,7 @@ class Replica:
 
     @property
     def batches_out(self) -> int:
-        """Batches sent and not answered: 0 to 2; more where they share a step with sequences that decode."""
+        """Batches sent and not answered: 0 to 2; more of several classes, or beside sequences that decode."""
         return len(self._out)
 
     @property
@@ -186,28 +199,31 @@ class Replica:
         """The token budget and its step's time on an otherwise idle server: its throughput."""
         return self.token_budget, self.step_time_s(self.token_budget)
 
-    def free_s(self, now_s: float) -> float:
-        """When the engine is predicted to have finished everything in flight and everything that others queued."""
+    def free_s(self, now_s: float, priority: Priority = Priority.BACKGROUND) -> float:
+        """When the engine is predicted to have finished all that goes before a batch of this class.
+
+        That is what is in flight and no less urgent, and all that others queued.
+        """
         if not self._out:
             return max(now_s + self._foreign_s(now_s), self.not_before_s)
-        end_s = self._out[-1].end_s
+        end_s = self._out[self._ahead(priority) - 1].end_s
         if end_s < now_s:
             # An overdue batch is expected to take as long again: a server that hangs must not look free.
             end_s += 2.0 * (now_s - end_s)
         return max(end_s, self.not_before_s)
 
-    def finish_s(self, tokens: int, now_s: float) -> float:
+    def finish_s(self, tokens: int, now_s: float, priority: Priority = Priority.BACKGROUND) -> float:
         """The predicted end of a batch of `tokens` tokens that is sent now."""
-        return self.free_s(now_s) + self.step_time_s(tokens)
+        return self.free_s(now_s, priority) + self.step_time_s(tokens)
 
-    def answer_s(self, tokens: int, now_s: float) -> float:
+    def answer_s(self, tokens: int, now_s: float, priority: Priority = Priority.BACKGROUND) -> float:
         """When the answer to that batch is expected, by how recent replies compared with their predictions."""
         step_s = self.step_time_s(tokens)
-        return self.free_s(now_s) + step_s + self.reply_delay.value * step_s
+        return self.free_s(now_s, priority) + step_s + self.reply_delay.value * step_s
 
-    def answered_within_s(self, by_s: float, now_s: float) -> float:
+    def answered_within_s(self, by_s: float, now_s: float, priority: Priority = Priority.BACKGROUND) -> float:
         """How many seconds a step that is sent now may take, so that its answer is expected by `by_s`."""
-        return (by_s - self.free_s(now_s)) / (1.0 + self.reply_delay.value)
+        return (by_s - self.free_s(now_s, priority)) / (1.0 + self.reply_delay.value)
 
     def finishes_by(self, by_s: float, tokens: int, now_s: float) -> int:
         """How many of `tokens` waiting tokens this replica is predicted to finish by `by_s`, in steps of its budget.
@@ -226,16 +242,21 @@ class Replica:
         backlog_tokens: int = 0,
         within_s: float = 0.0,
         share_tokens: int = 0,
+        *,
+        beside_others: bool = False,
     ) -> int:
         """Tokens that the next batch may hold here, in a step that takes no longer than `within_s`.
 
         A backlog goes in batches larger than the budget, because a batch also costs time besides its tokens. Otherwise
         the size is the budget. It is half of the budget if more than half waits and other aggregators send too: the
-        server merges batches that fit the budget together, and two that are slightly larger than half do not.
+        server merges batches that fit the budget together, and two that are slightly larger than half do not. It is
+        half, too, `beside_others` that send more urgent batches: then it has room in a step with these.
         `share_tokens`, the waiting tokens for each replica, applies to generation only.
         """
         del share_tokens
         budget = self.token_budget
+        if beside_others:
+            return max(1, budget // 2)
         if backlog_tokens > budget:
             most = min(backlog_tokens, self.tokens_within(within_s))
             return max(budget, self._curve.snapped(most, most))
@@ -255,29 +276,65 @@ class Replica:
         """Whether a recent reply confirmed the predictions, so that they may refuse a query."""
         return now_s - self._evidence_s <= self._policy.evidence_max_age_s
 
-    def due_s(self, now_s: float) -> float:
-        """When it takes its next batch: now if idle, else the predicted end of the running batch minus the lead."""
+    def due_s(self, now_s: float, priority: Priority = Priority.BACKGROUND) -> float:
+        """When it takes its next batch of this class.
+
+        Now if idle, else the predicted end of the running batch minus the lead; `inf` while one of a class no less
+        urgent is staged. Where it shares the next step with those in flight, soon.
+        """
         out = self._out
         if self.reserved or (self.exclusive and not self.idle):
             return inf
         if not out:
             return max(now_s, self.not_before_s)
-        if len(out) > 1:
+        if self._joins(priority):
+            return max(self._sent_s + self.step_time_s(self.tokens_out) / _PARTS, self.not_before_s)
+        ahead = self._ahead(priority)
+        if ahead > 1:
             return inf
-        return max(out[-1].end_s - self.lead_s, self.not_before_s)
+        return max(out[ahead - 1].end_s - self.lead_s, self.not_before_s)
 
-    def sent(self, batch_id: str, token_count: int, now_s: float, step_budget: int = 0) -> float:
+    def _joins(self, priority: Priority) -> bool:
+        """Whether another batch of this class shares the next step with those in flight.
+
+        Others' less urgent batches run there, so the end of the running step is not known; what has come by then goes
+        into one step.
+        """
+        mine = all(out.priority <= priority for out in self._out)
+        return mine and priority < self.least_urgent and self.tokens_out < self.token_budget
+
+    def _ahead(self, priority: Priority) -> int:
+        """How many of the batches in flight go before one of this class: the first one runs."""
+        out = self._out
+        return next((place for place in range(1, len(out)) if out[place].priority > priority), len(out))
+
+    def sent(
+        self,
+        batch_id: str,
+        token_count: int,
+        now_s: float,
+        step_budget: int = 0,
+        priority: Priority = Priority.INTERACTIVE,
+    ) -> float:
         """Note a batch whose step may hold `step_budget` tokens (0: the budget); returns its time-out (seconds).
 
-        The time-out allows for one full step of another aggregator, which this replica cannot predict.
+        The time-out allows for one full step of another aggregator, which this replica cannot predict, and for those of
+        more urgent batches that others send.
         """
         policy = self._policy
-        end_s = self.finish_s(token_count, now_s)
+        end_s = self.finish_s(token_count, now_s, priority)
         staged = bool(self._out)
-        late = staged and now_s > self.end_s - self.lead_s
-        self._out.append(BatchOut(batch_id, token_count, step_budget or self.token_budget, end_s, end_s, staged, late))
+        ahead = self._ahead(priority)
+        late = staged and now_s > self._out[ahead - 1].end_s - self.lead_s
+        budget = step_budget or self.token_budget
+        self._out.insert(ahead, BatchOut(batch_id, token_count, budget, end_s, end_s, staged, late, priority))
+        step_s = self.step_time_s(token_count)
+        for behind in list(self._out)[ahead + 1 :]:
+            behind.end_s, behind.promised_s, behind.overtaken = behind.end_s + step_s, behind.promised_s + step_s, True
         longest_s = end_s - now_s + self.step_time_s(self.largest)
-        return max(self._least_timeout_s(), policy.timeout_factor * longest_s)
+        self._sent_s = now_s
+        overtaken_s = _OVERTAKEN_S if self.most_urgent < priority else 0.0
+        return max(self._least_timeout_s(), policy.timeout_factor * longest_s) + overtaken_s
 
     def _least_timeout_s(self) -> float:
         return self._policy.min_timeout_s if self._replied_s > -inf else self._policy.first_timeout_s
@@ -309,14 +366,17 @@ class Replica:
         policy = self._policy
         self._learn_step(report)
         self._steer(out, report)
-        self.reply_delay.observe(now_s - out.promised_s, report.step_duration_s)
+        self.most_urgent = min(report.recent_priorities, default=Priority.BACKGROUND)
+        self.least_urgent = max(report.recent_priorities, default=Priority.INTERACTIVE)
+        if out.priority <= self.most_urgent:  # else others' more urgent batches went before it
+            self.reply_delay.observe(now_s - out.promised_s, report.step_duration_s)
         self._replied_s = now_s
         borne_out = self.step_time_s(report.step_tokens) <= policy.evidence_factor * report.step_duration_s
         self._evidence_s = now_s if borne_out else -inf
         self.foreign_tokens = max(0, report.queued_tokens - self.tokens_out)
         shared = report.step_tokens > out.token_count or self.foreign_tokens > 0
         self._sharing += policy.sharing_gain * (shared - self._sharing)
-        if not out.staged or out.late:
+        if not out.staged or out.late or out.overtaken:
             return
         if report.idle_before_s > policy.idle_target * report.step_duration_s:
             self.lead_s = min(self.lead_s + report.idle_before_s, report.step_duration_s)

@@ -18,6 +18,7 @@ from math import inf
 from typing_extensions import override
 
 from aggregator.scheduler.replica import Replica, SendReason
+from aggregator.scheduler.work_item import Priority
 
 _MEMORY = 0.9
 """The weight of earlier batches in the rate, at each new batch."""
@@ -85,6 +86,7 @@ def choose_replica(
     pace: Pace | None = None,
     deadline_s: float = inf,
     *,
+    priority: Priority = Priority.BACKGROUND,
     prompt: bytes = b"",
 ) -> ReplicaChoice:
     """Choose the replica with the smallest predicted finish among the due ones.
@@ -93,13 +95,13 @@ def choose_replica(
     sooner than it would finish one batch. So a pod that is ten times slower does not hold a query ten times as long,
     but takes its part in an overload. With a `pace`, less than a full batch waits for its time, unless the earliest
     waiting `deadline_s` could then be missed. Of the replicas that finish about as soon as the first one, the one is
-    chosen that holds most of the `prompt`'s beginning.
+    chosen that holds most of the `prompt`'s beginning. `priority`: the most urgent class that waits.
     """
     ready: list[Replica] = []
     later: list[Replica] = []
     wake_s = inf
     for replica in replicas:
-        due_s = replica.due_s(now_s)
+        due_s = replica.due_s(now_s, priority)
         if due_s <= now_s:
             ready.append(replica)
         else:
@@ -108,11 +110,11 @@ def choose_replica(
     if not ready:
         return ReplicaChoice(None, wake_s, lacks_replica=True)
     tokens = min(queued_tokens, *(replica.token_budget for replica in ready))
-    best = ready[0] if len(ready) == 1 else min(ready, key=lambda replica: replica.finish_s(tokens, now_s))
+    best = ready[0] if len(ready) == 1 else min(ready, key=lambda replica: replica.finish_s(tokens, now_s, priority))
     if prompt:
         best = _with_prefix(ready, best, tokens, now_s, prompt)
-    best_finish_s = best.finish_s(min(queued_tokens, best.token_budget), now_s)
-    free_s = [(replica.free_s(now_s), replica) for replica in later]
+    best_finish_s = best.finish_s(min(queued_tokens, best.token_budget), now_s, priority)
+    free_s = [(replica.free_s(now_s, priority), replica) for replica in later]
     sooner = [
         (at_s, replica, replica.finishes_by(best_finish_s, queued_tokens, now_s))
         for at_s, replica in free_s
@@ -128,14 +130,16 @@ def choose_replica(
         # A query that waits to share a step saves the part of its time that does not depend on tokens.
         gain = best.step_time_s(1) / best.step_time_s(queued_tokens)
         paced_s = pace.next_s(len(ready), min(at_s for at_s, _ in free_s), gain)
-        if paced_s > now_s and best.answer_s(queued_tokens, paced_s) < deadline_s:
+        if paced_s > now_s and best.answer_s(queued_tokens, paced_s, priority) < deadline_s:
             return ReplicaChoice(None, min(wake_s, paced_s))
     reason = SendReason.FULL if full else SendReason.IDLE
     return ReplicaChoice(
         best,
         wake_s,
         SendReason.STAGED if best.batches_out else reason,
-        _answer_s(best, replicas, now_s, queued_tokens, deadline_s) if best.has_evidence(now_s) else None,
+        _answer_s(best, replicas, now_s, queued_tokens, deadline_s, priority=priority)
+        if best.has_evidence(now_s)
+        else None,
     )
 
 
@@ -147,14 +151,20 @@ def _with_prefix(ready: Collection[Replica], best: Replica, tokens: int, now_s: 
 
 
 def _answer_s(
-    best: Replica, replicas: Collection[Replica], now_s: float, queued_tokens: int, deadline_s: float
+    best: Replica,
+    replicas: Collection[Replica],
+    now_s: float,
+    queued_tokens: int,
+    deadline_s: float,
+    *,
+    priority: Priority,
 ) -> float:
     """When a batch is expected to be answered: by `best`, or if that is late, by the soonest replica with evidence."""
-    answer_s = best.answer_s(min(queued_tokens, best.token_budget), now_s)
+    answer_s = best.answer_s(min(queued_tokens, best.token_budget), now_s, priority)
     if answer_s < deadline_s:
         return answer_s
     return min(
-        replica.answer_s(min(queued_tokens, replica.token_budget), now_s)
+        replica.answer_s(min(queued_tokens, replica.token_budget), now_s, priority)
         for replica in replicas
         if replica.has_evidence(now_s)
     )
@@ -185,11 +195,11 @@ class ActiveReplicas(MutableMapping[str, Replica]):
     def has_spare(self) -> bool:
         return bool(self._spare)
 
-    def due_s(self, now_s: float) -> float:
-        """When the first replica takes its next batch (monotonic seconds); `inf` without replicas."""
+    def due_s(self, now_s: float, priority: Priority = Priority.BACKGROUND) -> float:
+        """When the first replica takes its next batch of this class (monotonic seconds); `inf` without replicas."""
         first_s = inf
         for replica in chain((self._replicas[name] for _, name in self._spare), self.in_use.values()):
-            first_s = min(first_s, replica.due_s(now_s))
+            first_s = min(first_s, replica.due_s(now_s, priority))
             if first_s <= now_s:
                 break
         return first_s

@@ -60,6 +60,9 @@ def case(name: str, *, curve: str = "a100-like", seconds: float = 20.0) -> Scena
             step_overhead_s=_STEP_OVERHEAD_S,
         ),
     }
+    cases["beside-anothers-backlog"] = replace(
+        cases["beside-backlog"], name="beside-anothers-backlog", aggregators=2, apart=True
+    )
     return cases[name]
 
 

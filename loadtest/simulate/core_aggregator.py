@@ -92,8 +92,8 @@ class _NothingStaged(Replica):
     """A replica that gets its next batch when the running one is answered."""
 
     @override
-    def due_s(self, now_s: float) -> float:
-        return inf if self.batches_out else super().due_s(now_s)
+    def due_s(self, now_s: float, priority: Priority = Priority.BACKGROUND) -> float:
+        return inf if self.batches_out else super().due_s(now_s, priority)
 
 
 class _NothingPredicted(Replica):
@@ -276,6 +276,8 @@ def in_flight(batch: Batch, aggregator: int, pod: int) -> InFlightBatch:
         len(batch.items),
         budget,
         max(budget, batch.token_count),
+        max(batch.shared_budget, batch.token_count),
         batch.attempt > 0 or batch.isolated,
         batch.timeout_s,
+        batch.priority,
     )

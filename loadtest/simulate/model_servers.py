@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Priority
 from loadtest.simulate.clock import Clock, Noise
-from modelserver.scheduler.queued_batch import MergeLimits, select
+from modelserver.scheduler.queued_batch import MergeLimits, RecentPriorities, aged_from_s, select
 from protos.modelserver.v1.curve import Curve
 
 
@@ -26,10 +26,16 @@ class InFlightBatch:
     query_count: int
     token_budget: int
     max_step_tokens: int
+    max_shared_tokens: int
     isolated: bool
     timeout_s: float
+    priority: Priority = Priority.INTERACTIVE
     arrived_s: float = 0.0
     over: bool = False
+
+    @property
+    def aged_from_s(self) -> float:
+        return aged_from_s(self.arrived_s, self.timeout_s)
 
 
 class Aggregator(Protocol):
@@ -125,6 +131,8 @@ class Pod:
     busy_s: float = 0.0
     steps: int = 0
     step_tokens: int = 0
+    after_aged: bool = False
+    recent: RecentPriorities = field(default_factory=RecentPriorities)
 
     def arrive(self, batch: InFlightBatch) -> None:
         """A batch came."""
@@ -132,6 +140,7 @@ class Pod:
             return
         batch.arrived_s = self.clock.now_s
         self.waiting.append(batch)
+        self.recent.came(batch.priority, batch.arrived_s)
         if not self.running:
             self.start()
 
@@ -140,8 +149,9 @@ class Pod:
         self.waiting = [batch for batch in self.waiting if not batch.over]
         if not self.waiting or self.hangs or self.dead:
             return
-        selection = select(self.waiting, self.engine.limits)
+        selection = select(self.waiting, self.engine.limits, self.clock.now_s, after_aged=self.after_aged)
         assert selection is not None, "A batch waits and no step comes of it. This is a bug."
+        self.after_aged = selection.aged
         step = selection.batches
         if len(step) == len(self.waiting):
             self.waiting = []
@@ -169,9 +179,11 @@ class Pod:
         self.running = ()
         self.idle_since_s = now_s
         queued = sum(batch.token_count for batch in self.waiting)
+        recent = frozenset(map(Priority, self.recent.at(now_s)))
         for batch in step:
             staged_s = began_s - batch.arrived_s
-            self.reply(batch, StepReport(tokens, now_s - began_s, queued, idle_s, staged_s))
+            report = StepReport(tokens, now_s - began_s, queued, idle_s, staged_s, recent_priorities=recent)
+            self.reply(batch, report)
         self.start()
 
 

@@ -153,4 +153,4 @@ class PlainAggregator:
         tokens = sum(item[2] for item in items)
         budget = min(self._closing.max_tokens, self._engine.step_tokens)
         # Each batch is a step of its own: merging belongs to the policy that knows budgets.
-        return InFlightBatch(self._number, pod, items, tokens, len(items), budget, tokens, True, inf)
+        return InFlightBatch(self._number, pod, items, tokens, len(items), budget, tokens, tokens, True, inf)

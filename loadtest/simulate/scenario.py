@@ -43,7 +43,7 @@ class Scenario:
     `intake_s`: receiving, counting tokens; `network_s`: mean of one way to a pod; `complete_s`: answering;
     `step_overhead_s`: of a model server, beside each step; `noise`: how far steps of as many tokens scatter, as a
     share. `backlog`: queries of the default class without deadline that wait at each aggregator from the start;
-    `priority` is the class of those that arrive.
+    `apart`: at the last one alone, where nothing else arrives. `priority` is the class of those that arrive.
     `calm_share`: of the stretches in which the pods have little to do, how many are simulated and stand for the rest.
     """
 
@@ -64,6 +64,7 @@ class Scenario:
     warm_up_s: float = 2.0
     max_held_tokens: int = 500_000
     backlog: int = 0
+    apart: bool = False
     priority: Priority = Priority.INTERACTIVE
     faults: tuple[Fault, ...] = ()
     autoscale: Autoscale | None = None

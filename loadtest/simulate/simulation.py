@@ -120,7 +120,7 @@ class Simulation:
         scenario, clock, record = self._scenario, self.clock, self.record
         times = scenario.arrivals.draw(scenario.duration_s, self._rng)
         lengths = scenario.lengths.draw(len(times), self._rng)
-        which = self._rng.integers(0, scenario.aggregators, len(times)).tolist()
+        which = self._rng.integers(0, scenario.aggregators - scenario.apart, len(times)).tolist()
         intake_s, from_s, take = scenario.intake_s, scenario.warm_up_s, self._take
         self._queue_backlog()
         hosts, scaling, next_s, step = self._hosts, self._scaling, clock.next_s, clock.step
@@ -153,7 +153,7 @@ class Simulation:
         return sum(host.aggregator.held_tokens for host in self._hosts)
 
     def _queue_backlog(self) -> None:
-        for host in self._hosts:
+        for host in self._hosts[-1:] if self._scenario.apart else self._hosts:
             for tokens in self._scenario.lengths.draw(self._scenario.backlog, self._rng).tolist():
                 host.aggregator.put(0.0, _BEFORE_S, inf, tokens, Priority.DEFAULT)
             if self._scenario.backlog:

@@ -261,8 +261,12 @@ class Generator(Protocol):
     @property
     def has_work(self) -> bool: ...
 
-    def add(self, name: str, token_ids: Sequence[int], sampling: pb.Sampling) -> None:
-        """Start a sequence after `token_ids`, all of them valid. Raises ValueError for a parameter out of range."""
+    def add(self, name: str, token_ids: Sequence[int], sampling: pb.Sampling, turn_s: float = 0.0) -> None:
+        """Start a sequence after `token_ids`, all of them valid. Raises ValueError for a parameter out of range.
+
+        Of the sequences that wait for their first step, those with the least `turn_s` are first; equal ones in the
+        order of arrival.
+        """
         ...
 
     def embed(self, name: str, token_ids: Sequence[int]) -> None:

@@ -208,6 +208,7 @@ class _Sequence:
     embeds: bool = False
     begun: bool = False
     generated: int = 0
+    turn_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -252,9 +253,9 @@ class SyntheticGenerator:
     def has_work(self) -> bool:
         return bool(self._sequences)
 
-    def add(self, name: str, token_ids: Sequence[int], sampling: pb.Sampling) -> None:
+    def add(self, name: str, token_ids: Sequence[int], sampling: pb.Sampling, turn_s: float = 0.0) -> None:
         digest = zlib.crc32(_bytes(token_ids), sampling.seed & 0xFFFFFFFF)
-        self._sequences[name] = _Sequence(list(token_ids), sampling, len(token_ids), digest)
+        self._sequences[name] = _Sequence(list(token_ids), sampling, len(token_ids), digest, turn_s=turn_s)
 
     def abort(self, names: Collection[str]) -> None:
         for name in names:
@@ -307,7 +308,10 @@ class SyntheticGenerator:
 
     def _active(self) -> dict[str, _Sequence]:
         """Embeddings, and as many generations as may run."""
-        generations = (item for item in self._sequences.items() if not item[1].embeds)
+        generations = sorted(
+            (item for item in self._sequences.items() if not item[1].embeds),
+            key=lambda item: (not item[1].begun, item[1].turn_s),
+        )
         embeddings = (item for item in self._sequences.items() if item[1].embeds)
         return dict([*islice(generations, self._most), *embeddings])
 

@@ -106,8 +106,8 @@ class VllmGenerator:
     def has_work(self) -> bool:
         return bool(self._scheduler.has_requests())
 
-    def add(self, name: str, token_ids: Sequence[int], sampling: pb.Sampling) -> None:
-        self._add(name, token_ids, self._params(sampling), _SECOND)
+    def add(self, name: str, token_ids: Sequence[int], sampling: pb.Sampling, turn_s: float = 0.0) -> None:
+        self._add(name, token_ids, self._params(sampling), priority=_SECOND, turn_s=turn_s)
 
     def embed(self, name: str, token_ids: Sequence[int]) -> None:
         assert self._embedding is not None, "This engine does not embed, but was given an embedding. This is a bug."
@@ -118,7 +118,7 @@ class VllmGenerator:
             detokenize=False,
             skip_reading_prefix_cache=self._embedding.pooling is not Pooling.LAST,
         )
-        self._add(NAME + name, token_ids, params, _FIRST, self._lora)
+        self._add(NAME + name, token_ids, params, priority=_FIRST, turn_s=time.monotonic(), lora=self._lora)
 
     def abort(self, names: Collection[str]) -> None:
         self.core.abort_requests([*names, *(NAME + name for name in names)])
@@ -188,7 +188,9 @@ class VllmGenerator:
         name: str,
         token_ids: Sequence[int],
         params: SamplingParams,
+        *,
         priority: int,
+        turn_s: float,
         lora: LoRARequest | None = None,
     ) -> None:
         request = Request(
@@ -196,7 +198,7 @@ class VllmGenerator:
             list(token_ids),
             params,
             None,
-            arrival_time=time.time(),
+            arrival_time=turn_s,  # vLLM orders waiting requests of one priority by it
             block_hasher=self.core.request_block_hasher,
             lora_request=lora,
             priority=priority,
@@ -251,6 +253,7 @@ def load(options: LoadOptions, embedding: Embedding | None = None) -> VllmGenera
         "enable_prefix_caching": True,
         "enable_chunked_prefill": True,
         "watermark": _WATERMARK,
+        "scheduling_policy": "priority",
     }
     if embedding is None:
         core = engine_core(
@@ -265,7 +268,6 @@ def load(options: LoadOptions, embedding: Embedding | None = None) -> VllmGenera
         max_model_len=None if context is None else min(context + 1, options.model_tokens),
         max_num_batched_tokens=step_tokens,
         max_num_seqs=sequences + (_CPU_QUERIES if cpu else _GPU_QUERIES),
-        scheduling_policy="priority",
         **common,
     )
     if reason := refusal(core.vllm_config):

@@ -273,14 +273,27 @@ class EmbeddingBatches:
         self._running, self._owners = [], {}
 
     def _next(self, step: StepComposition) -> _RunningBatch | None:
-        """The batch whose next query enters the step: a batch that has entered in part, else the queue's first."""
-        last = self._running[-1] if self._running else None
-        if last is not None and last.waiting:
-            return last if step.admits(last.next_tokens, last.queued.max_step_tokens) else None
-        queued = self._queue.poll(
-            lambda head: not head.isolated and step.admits(int(head.batch.lengths[0]), head.max_step_tokens)
-        )
-        return None if queued is None else self._begin(queued)
+        """The batch whose next query enters the step: one that has entered in part, unless a more urgent one waits.
+
+        Of those that do not fit, the most urgent one waits for the next step, and no other goes before it.
+        """
+        entered = [batch for batch in self._running if batch.waiting]
+        last = min(entered, key=lambda batch: batch.queued.priority, default=None)
+        blocked = False
+
+        def may_run(head: QueuedBatch) -> bool:
+            nonlocal blocked
+            if head.isolated or (last is not None and last.queued.priority <= head.priority):
+                return False
+            blocked = not step.admits(int(head.batch.lengths[0]), head.max_step_tokens)
+            return not blocked
+
+        queued = self._queue.poll(may_run)
+        if queued is not None:
+            return self._begin(queued)
+        if last is None or blocked or not step.admits(last.next_tokens, last.queued.max_step_tokens):
+            return None
+        return last
 
     def _begin(self, queued: QueuedBatch) -> _RunningBatch:
         ends = np.cumsum(queued.batch.lengths)[:-1]

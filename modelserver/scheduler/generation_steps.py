@@ -22,6 +22,12 @@ from modelserver.scheduler.queued_batch import Unclaimed
 from modelserver.scheduler.step_limits import StepLimits
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
+_TURN_S = 30.0
+"""A sequence waits behind those of the next more urgent class that come up to so much later.
+
+Sequences run for seconds to minutes, so those of a bulk job that wait here are often older than a second.
+"""
+
 _log = logging.getLogger(__name__)
 
 
@@ -43,6 +49,7 @@ class Start:
     token_ids: Sequence[int]
     sampling: pb.Sampling
     account: int = 0
+    priority: pb.Priority = pb.PRIORITY_DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +223,7 @@ class GenerationSteps:
             return
         name = str(next(self._names))
         try:
-            engine.add(name, start.token_ids, start.sampling)
+            engine.add(name, start.token_ids, start.sampling, self._clock() + _TURN_S * start.priority)
         except ValueError as error:
             _refuse(start, grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return

@@ -9,7 +9,14 @@ from threading import Condition, Lock
 
 from modelserver.engines.engine import Step
 from modelserver.errors import NotServing, QueueFull
-from modelserver.scheduler.queued_batch import MergeLimits, QueuedBatch, Selection, select
+from modelserver.scheduler.queued_batch import (
+    MergeLimits,
+    QueuedBatch,
+    RecentPriorities,
+    Selection,
+    in_turn,
+    select,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,8 @@ class StepQueue:
     """Between the event loop (`put`, `withdraw`), the engine's thread (`take`) and the staging thread (`stage`).
 
     It accepts batches while it is open. The batches that wait are bounded in tokens. A batch whose caller has given up
-    never reaches the engine. An engine that also generates takes single batches (`poll`), and is woken for them.
+    never reaches the engine. An engine that also generates takes single batches (`poll`), and is woken for them. The
+    order is by class, whoever sent the batches, with a turn for aged ones (`in_turn`).
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -43,6 +51,8 @@ class StepQueue:
         self._may_stage = Condition(self._lock)
         self._waiting: list[QueuedBatch] = []
         self._queued_tokens = 0
+        self._after_aged = False
+        self._recent = RecentPriorities()
         self._staged: NextStep | None = None
         self._staging = False
         self._running = False
@@ -53,6 +63,10 @@ class StepQueue:
     def queued_tokens(self) -> int:
         """Tokens that wait; those of the running step do not count."""
         return self._queued_tokens
+
+    def recent_priorities(self) -> list[int]:
+        """The numbers of the classes of the batches that came lately, the most urgent first."""
+        return self._recent.at(self._clock())
 
     def open(self, bounds: QueueBounds, wake: Callable[[], None] | None = None) -> None:
         """Accept batches from now on; `wake` is called, on any thread, when one waits."""
@@ -69,6 +83,7 @@ class StepQueue:
                 raise QueueFull(f"{self._queued_tokens} tokens wait already")
             self._waiting.append(queued)
             self._queued_tokens += queued.token_count
+            self._recent.came(queued.priority, queued.ready_s)
             self._notify()
 
     def put_back_isolated(self, queued_batches: Sequence[QueuedBatch], now_s: float) -> None:
@@ -116,6 +131,7 @@ class StepQueue:
                 step = self._next()
                 if step is not None:
                     self._running = True
+                    self._after_aged = step.selection.aged
                     self._remove(step.selection.batches)
                     return step
                 if self._closed and not self._waiting:
@@ -123,12 +139,13 @@ class StepQueue:
                 self._may_run.wait()
 
     def poll(self, may_run: Callable[[QueuedBatch], bool]) -> QueuedBatch | None:
-        """Take the batch that waits longest; None if none waits, or if this one may not run now."""
+        """Take the batch in turn; None if none waits, or if this one may not run now."""
         with self._lock:
             self._drop_unwanted()
-            head = self._waiting[0] if self._waiting else None
-            if head is None or not may_run(head):
+            ordered, aged = in_turn(self._waiting, self._clock(), after_aged=self._after_aged)
+            if not ordered or not may_run(head := ordered[0]):
                 return None
+            self._after_aged = aged
             self._remove((head,))
             return head
 
@@ -156,10 +173,14 @@ class StepQueue:
         if self._staging:
             return None
         staged, self._staged = self._staged, None
-        if staged is not None and all(queued in self._waiting for queued in staged.selection.batches):
-            return staged
         selection = self._select()
+        if staged is not None and selection is not None and self._stands(staged.selection, selection):
+            return staged
         return None if selection is None else NextStep(selection, None)
+
+    def _stands(self, staged: Selection[QueuedBatch], now: Selection[QueuedBatch]) -> bool:
+        """Whether what was staged can run: all of it still waits, and the same batch is in turn."""
+        return staged.batches[0] is now.batches[0] and all(queued in self._waiting for queued in staged.batches)
 
     def _to_stage(self) -> Selection[QueuedBatch] | None:
         if not self._running:
@@ -171,7 +192,9 @@ class StepQueue:
         return selection
 
     def _select(self) -> Selection[QueuedBatch] | None:
-        return None if self._bounds is None else select(self._waiting, self._bounds.limits)
+        if self._bounds is None:
+            return None
+        return select(self._waiting, self._bounds.limits, self._clock(), after_aged=self._after_aged)
 
     def _remove(self, queued_batches: Sequence[QueuedBatch]) -> None:
         taken = set(map(id, queued_batches))

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from modelserver.engines.engine import EngineFacts, IdArray, Matrix, Spans
 from modelserver.errors import InvalidBatch
+from protos.modelserver.v1 import modelserver_pb2 as pb
 
 WIRE_INT = np.dtype("<i4")
 _WIRE_FLOAT = np.dtype("<f4")
@@ -59,6 +60,14 @@ class Batch:
     @property
     def sent_row_count(self) -> int:
         return self.query_count if self.sent_rows is None else int(self.sent_rows.sum())
+
+
+_PRIORITIES = frozenset((pb.PRIORITY_INTERACTIVE, pb.PRIORITY_DEFAULT, pb.PRIORITY_BACKGROUND))
+
+
+def known_priority(priority: pb.Priority) -> pb.Priority:
+    """The class that a sender names; the default one where it names none, or one that is not known here."""
+    return priority if priority in _PRIORITIES else pb.PRIORITY_DEFAULT
 
 
 def decode_batch(

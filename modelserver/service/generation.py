@@ -13,7 +13,7 @@ from modelserver.errors import InvalidBatch, ModelServerError, TooLong, WrongMod
 from modelserver.scheduler.generation_steps import Abort, GenerationSteps, Leave, Start
 from modelserver.scheduler.outbox import Outbox
 from modelserver.scheduler.queued_batch import Unclaimed
-from modelserver.service.batch import WIRE_INT
+from modelserver.service.batch import WIRE_INT, known_priority
 from modelserver.service.description import Description
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
@@ -78,7 +78,8 @@ class _Call:
             self._outbox.finish(pb.FinishedSequence(sequence=start.sequence, code=code, message=str(error)))
             self._outbox.end_step(pb.GenerateStep())
         else:
-            self._steps.do(Start(self._outbox, start.sequence, token_ids, start.sampling, start.account))
+            priority = known_priority(start.priority)
+            self._steps.do(Start(self._outbox, start.sequence, token_ids, start.sampling, start.account, priority))
 
     def _checked(self, start: pb.StartSequence) -> list[int]:
         """The prompt's ids. Raises the caller's error for a start on which an engine would fail or never finish."""

@@ -128,8 +128,8 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
             self._on_refused(fault.code, 1)
         answer = None
         if batch.lengths.size:
-            answer = await _executed(queue, batch, context.time_remaining(), self._serving.unclaimed)
-        answered = _response(batch, answer, queue.queued_tokens, description.facts.dimensions)
+            answer = await _executed(self._serving, batch, request, context.time_remaining())
+        answered = _response(batch, answer, queue, description.facts.dimensions)
         answered.unclaimed_s = self._serving.unclaimed.take()
         for error in answered.errors[len(batch.faults) :]:
             self._on_refused(_CODES[error.code], 1)
@@ -140,11 +140,14 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
         await context.abort(error.code, str(error))
 
 
-async def _executed(queue: StepQueue, batch: batches.Batch, remaining_s: float | None, unclaimed: Unclaimed) -> Answer:
+async def _executed(
+    serving: Serving, batch: batches.Batch, request: pb.EmbedBatchRequest, remaining_s: float | None
+) -> Answer:
     """Queue the batch and return its answer; raises its error. If cancelled, the batch leaves the queue.
 
-    The time of an answer that comes too late for its caller is `unclaimed`.
+    The time of an answer that comes too late for its caller is unclaimed.
     """
+    queue, unclaimed = serving.queue, serving.unclaimed
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Outcome] = loop.create_future()
 
@@ -158,7 +161,9 @@ async def _executed(queue: StepQueue, batch: batches.Batch, remaining_s: float |
         loop.call_soon_threadsafe(complete, outcome)
 
     now_s = time.monotonic()
-    queued = QueuedBatch(batch, deliver, now_s, math.inf if remaining_s is None else now_s + remaining_s)
+    deadline_s = math.inf if remaining_s is None else now_s + remaining_s
+    priority = batches.known_priority(request.priority)
+    queued = QueuedBatch(batch, deliver, now_s, deadline_s, priority, request.max_shared_tokens)
     queue.put(queued)
     try:
         outcome = await future
@@ -178,9 +183,8 @@ def _check_model(request: pb.EmbedBatchRequest, description: Description) -> Non
         raise WrongModel(f"the revision served here is {served.model_revision}, not {request.model_revision}")
 
 
-def _response(
-    batch: batches.Batch, answer: Answer | None, queued_tokens: int, dimensions: int
-) -> pb.EmbedBatchResponse:
+def _response(batch: batches.Batch, answer: Answer | None, queue: StepQueue, dimensions: int) -> pb.EmbedBatchResponse:
+    queued_tokens = queue.queued_tokens
     if answer is None:  # no query was fit for the engine
         errors = [_error(fault) for fault in batch.faults]
         zeros = bytes(batch.sent_row_count * dimensions * 4)
@@ -200,6 +204,7 @@ def _response(
         decoding_sequences=answer.step.decoding,
         embed_room_tokens=answer.step.embed_room_tokens,
         engine_s=answer.engine_s,
+        recent_priorities=[pb.Priority.Name(priority) for priority in queue.recent_priorities()],
     )
 
 

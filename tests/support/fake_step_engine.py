@@ -13,6 +13,7 @@ from modelserver.engines.synthetic import synthetic_facts
 from modelserver.errors import EngineBroken
 from modelserver.scheduler.queued_batch import Outcome, QueuedBatch
 from modelserver.service.batch import Batch
+from protos.modelserver.v1 import modelserver_pb2 as pb
 
 POISON = 13
 DEADLY = 66
@@ -124,7 +125,14 @@ class Client:
         self._changed = threading.Condition()
         self._sent = 0
 
-    def queued(self, batch: Batch, *, ready_s: float = 0.0, deadline_s: float = float("inf")) -> QueuedBatch:
+    def queued(
+        self,
+        batch: Batch,
+        *,
+        ready_s: float = 0.0,
+        deadline_s: float = float("inf"),
+        priority: pb.Priority = pb.PRIORITY_DEFAULT,
+    ) -> QueuedBatch:
         number, self._sent = self._sent, self._sent + 1
 
         def deliver(outcome: Outcome) -> None:
@@ -133,7 +141,7 @@ class Client:
                 self.outcomes[number] = outcome
                 self._changed.notify_all()
 
-        return QueuedBatch(batch, deliver, ready_s, deadline_s)
+        return QueuedBatch(batch, deliver, ready_s, deadline_s, priority)
 
     def wait(self, count: int) -> list[Outcome]:
         """The outcomes of the first `count` batches."""

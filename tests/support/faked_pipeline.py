@@ -196,7 +196,8 @@ class FakedPipeline:
 
     async def occupy(self) -> list[Request]:
         """Give the only engine a batch to run and one to stage, so that whatever comes next waits in the queue."""
-        requests = [self.request(text, source=KAFKA) for text in ("1", "2")]
+        urgent = pb.PRIORITY_INTERACTIVE
+        requests = [self.request(text, source=KAFKA, priority=urgent) for text in ("1", "2")]
         for request in requests:
             self.produce(request)
             await asyncio.sleep(0.005)

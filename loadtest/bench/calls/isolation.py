@@ -33,7 +33,7 @@ from loadtest.screen import ERRORS
 from loadtest.stack.errors import StackError
 from loadtest.stack.instant_modelserver import MODEL
 from loadtest.stack.part import installed
-from loadtest.stack.service import ModelServer
+from loadtest.stack.service import ModelServer, without_kafka
 
 NAME = "isolation"
 _FEW_PER_S = 20.0
@@ -92,12 +92,19 @@ class _Tested(ABC):
 class _OursTested(_Tested):
     """Aggregator and model server; documents come through Kafka."""
 
-    def __init__(self, side: Ours, http: str, setting: Setting, topics: tuple[str, str], documents: int) -> None:
-        super().__init__("ours", side, http)
+    def __init__(
+        self, side: Ours, http: str, setting: Setting, topics: tuple[str, str], documents: int, *, name: str = "ours"
+    ) -> None:
+        super().__init__(name, side, http)
         self._address = side.address
         self._setting = setting
         self._requests, self._replies = topics
         self._documents = documents
+
+    def apart(self, name: str, asked: Ours, http: str) -> _OursTested:
+        """The same documents beside questions to another aggregator."""
+        topics = self._requests, self._replies
+        return _OursTested(asked, http, self._setting, topics, self._documents, name=name)
 
     @override
     async def ask(self, per_s: float, seconds: float) -> Latencies:
@@ -221,6 +228,8 @@ def measure(plan: Plan) -> list[Figure]:
             for _ in range(plan.repeats):
                 with _ours(setting, server, dtype) as ours:
                     _turn(ours, plan, found)
+                with _ours_apart(setting, server, dtype) as ours:
+                    _turn(ours, plan, found)
     peers = [("vllm", vllm_embeddings(plan.folder, dtype, priorities=True), _VLLM_FIELDS)]
     if installed("peers-infinity"):
         peers.append(("infinity", infinity(plan.folder, dtype), {}))
@@ -232,7 +241,7 @@ def measure(plan: Plan) -> list[Figure]:
 
 
 @contextmanager
-def _ours(setting: Setting, server: ModelServer, dtype: str) -> Generator[_Tested]:
+def _ours(setting: Setting, server: ModelServer, dtype: str) -> Generator[_OursTested]:
     """A new aggregator, with topics of its own."""
     replies = setting.replies_topic()
     requests = f"{replies}.requests"
@@ -242,6 +251,15 @@ def _ours(setting: Setting, server: ModelServer, dtype: str) -> Generator[_Teste
         http = f"http://{aggregator.http_address}/v1/embeddings"
         documents = max(500, round(setting.plan.turn_share * _DOCUMENTS))
         yield _OursTested(Ours(aggregator, server, dtype), http, setting, (requests, replies), documents)
+
+
+@contextmanager
+def _ours_apart(setting: Setting, server: ModelServer, dtype: str) -> Generator[_Tested]:
+    """Two new aggregators of one model server: one is asked, the other one embeds the documents."""
+    asked = without_kafka(setting.plan.folder / "asked.log", model=MODEL, servers=[server.address])
+    with _ours(setting, server, dtype) as ours, asked:
+        http = f"http://{asked.http_address}/v1/embeddings"
+        yield ours.apart("ours_apart", Ours(asked, server, dtype), http)
 
 
 def _turn(tested: _Tested, plan: Plan, found: dict[str, list[float]]) -> None:

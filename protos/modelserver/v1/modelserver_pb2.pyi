@@ -1,4 +1,5 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -6,8 +7,19 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Priority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRIORITY_UNSPECIFIED: _ClassVar[Priority]
+    PRIORITY_INTERACTIVE: _ClassVar[Priority]
+    PRIORITY_DEFAULT: _ClassVar[Priority]
+    PRIORITY_BACKGROUND: _ClassVar[Priority]
+PRIORITY_UNSPECIFIED: Priority
+PRIORITY_INTERACTIVE: Priority
+PRIORITY_DEFAULT: Priority
+PRIORITY_BACKGROUND: Priority
+
 class EmbedBatchRequest(_message.Message):
-    __slots__ = ("batch_id", "model", "model_revision", "token_ids", "lengths", "attempt", "isolate", "max_step_tokens", "second_segments", "span_counts", "spans")
+    __slots__ = ("batch_id", "model", "model_revision", "token_ids", "lengths", "attempt", "isolate", "max_step_tokens", "second_segments", "span_counts", "spans", "priority", "max_shared_tokens")
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +31,8 @@ class EmbedBatchRequest(_message.Message):
     SECOND_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     SPAN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    MAX_SHARED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     batch_id: str
     model: str
     model_revision: str
@@ -30,7 +44,9 @@ class EmbedBatchRequest(_message.Message):
     second_segments: bytes
     span_counts: bytes
     spans: bytes
-    def __init__(self, batch_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., attempt: _Optional[int] = ..., isolate: bool = ..., max_step_tokens: _Optional[int] = ..., second_segments: _Optional[bytes] = ..., span_counts: _Optional[bytes] = ..., spans: _Optional[bytes] = ...) -> None: ...
+    priority: Priority
+    max_shared_tokens: int
+    def __init__(self, batch_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., attempt: _Optional[int] = ..., isolate: bool = ..., max_step_tokens: _Optional[int] = ..., second_segments: _Optional[bytes] = ..., span_counts: _Optional[bytes] = ..., spans: _Optional[bytes] = ..., priority: _Optional[_Union[Priority, str]] = ..., max_shared_tokens: _Optional[int] = ...) -> None: ...
 
 class QueryError(_message.Message):
     __slots__ = ("index", "code", "message")
@@ -43,7 +59,7 @@ class QueryError(_message.Message):
     def __init__(self, index: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class EmbedBatchResponse(_message.Message):
-    __slots__ = ("embeddings", "dimensions", "errors", "step_tokens", "step_duration_s", "queued_tokens", "idle_before_s", "staged_s", "decoding_sequences", "embed_room_tokens", "engine_s", "unclaimed_s")
+    __slots__ = ("embeddings", "dimensions", "errors", "step_tokens", "step_duration_s", "queued_tokens", "idle_before_s", "staged_s", "decoding_sequences", "embed_room_tokens", "engine_s", "unclaimed_s", "recent_priorities")
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +72,7 @@ class EmbedBatchResponse(_message.Message):
     EMBED_ROOM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ENGINE_S_FIELD_NUMBER: _ClassVar[int]
     UNCLAIMED_S_FIELD_NUMBER: _ClassVar[int]
+    RECENT_PRIORITIES_FIELD_NUMBER: _ClassVar[int]
     embeddings: bytes
     dimensions: int
     errors: _containers.RepeatedCompositeFieldContainer[QueryError]
@@ -68,7 +85,8 @@ class EmbedBatchResponse(_message.Message):
     embed_room_tokens: int
     engine_s: float
     unclaimed_s: float
-    def __init__(self, embeddings: _Optional[bytes] = ..., dimensions: _Optional[int] = ..., errors: _Optional[_Iterable[_Union[QueryError, _Mapping]]] = ..., step_tokens: _Optional[int] = ..., step_duration_s: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., idle_before_s: _Optional[float] = ..., staged_s: _Optional[float] = ..., decoding_sequences: _Optional[int] = ..., embed_room_tokens: _Optional[int] = ..., engine_s: _Optional[float] = ..., unclaimed_s: _Optional[float] = ...) -> None: ...
+    recent_priorities: _containers.RepeatedScalarFieldContainer[Priority]
+    def __init__(self, embeddings: _Optional[bytes] = ..., dimensions: _Optional[int] = ..., errors: _Optional[_Iterable[_Union[QueryError, _Mapping]]] = ..., step_tokens: _Optional[int] = ..., step_duration_s: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., idle_before_s: _Optional[float] = ..., staged_s: _Optional[float] = ..., decoding_sequences: _Optional[int] = ..., embed_room_tokens: _Optional[int] = ..., engine_s: _Optional[float] = ..., unclaimed_s: _Optional[float] = ..., recent_priorities: _Optional[_Iterable[_Union[Priority, str]]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "ignore_eos")
@@ -99,7 +117,7 @@ class Sampling(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logprobs: _Optional[int] = ..., ignore_eos: bool = ...) -> None: ...
 
 class StartSequence(_message.Message):
-    __slots__ = ("sequence", "model", "model_revision", "token_ids", "sampling", "traceparent", "account")
+    __slots__ = ("sequence", "model", "model_revision", "token_ids", "sampling", "traceparent", "account", "priority")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +125,7 @@ class StartSequence(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     ACCOUNT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     model: str
     model_revision: str
@@ -114,7 +133,8 @@ class StartSequence(_message.Message):
     sampling: Sampling
     traceparent: str
     account: int
-    def __init__(self, sequence: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., traceparent: _Optional[str] = ..., account: _Optional[int] = ...) -> None: ...
+    priority: Priority
+    def __init__(self, sequence: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., traceparent: _Optional[str] = ..., account: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
 
 class GenerateCommand(_message.Message):
     __slots__ = ("start", "abort")

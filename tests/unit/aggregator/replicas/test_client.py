@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -16,10 +17,11 @@ from aggregator.observability.costs import Costs
 from aggregator.replicas.answers import BadDescription, checked_description
 from aggregator.replicas.client import GrpcModelServer, ModelServerClient
 from aggregator.replicas.generate_call import GenerateCall, StreamStreamCall
+from aggregator.scheduler.work_item import Priority
 from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from tests.support.fake_engine import batch, description
-from tests.support.fake_model_server import FakeModelServer, Refusal, describe_response
+from tests.support.fake_model_server import FakeModelServer, Refusal, describe_response, embed_response
 
 TIMEOUT_S = 60.0
 BATCH = batch([1, 10, 2], [1, 11, 12, 2], attempt=2, isolate=True)
@@ -190,3 +192,18 @@ def test_parts_of_steps_that_cannot_be_right_lose_the_server(step: pb.GenerateSt
     call = GenerateCall(description(), never, lambda _: ModelServerLost("x"), Costs(MetricsBuffer()))
     with pytest.raises(ModelServerLost, match="account"):
         call.read(step)
+
+
+async def test_a_batch_carries_its_class_and_the_answer_those_that_came_lately(
+    server: FakeModelServer, engine: GrpcModelServer
+) -> None:
+    def answer(request: pb.EmbedBatchRequest) -> pb.EmbedBatchResponse:
+        said = embed_response(request)
+        said.recent_priorities.extend((request.priority, pb.PRIORITY_BACKGROUND, 99))  # 99: of a newer server
+        return said
+
+    server.answer = answer
+    question = replace(BATCH, priority=Priority.INTERACTIVE, max_shared_tokens=70)
+    result = await engine.embed(question, timeout_s=TIMEOUT_S)
+    assert result.report.recent_priorities == {Priority.INTERACTIVE, Priority.BACKGROUND}
+    assert server.batches[-1].max_shared_tokens == 70

@@ -487,3 +487,27 @@ def test_less_urgent_inputs_make_interactive_steps_twice_as_long_at_most() -> No
     batch = pool.batch()
     allowed_s = 2 * CURVE.time_s(10)
     assert CURVE.time_s(batch.token_count) <= allowed_s < CURVE.time_s(batch.token_count + 10)
+
+
+def test_a_question_is_sent_while_a_background_batch_runs_and_one_is_staged() -> None:
+    pool = Pool("a")
+    pool.put(100, Priority.BACKGROUND)
+    pool.put(100, Priority.BACKGROUND)
+    assert pool.batch().priority is Priority.BACKGROUND
+    staged = pool.batch(NOW_S + 0.012)
+    pool.put(10, Priority.INTERACTIVE)
+    question = pool.batch(NOW_S + 0.012)
+    assert (question.priority, question.replica) == (Priority.INTERACTIVE, staged.replica)
+
+
+def test_steps_stay_short_where_another_aggregator_asks_questions() -> None:
+    pool = Pool("a", "b", policy=replace(ALONE, queue=QueuePolicy()))
+    for name in "ab":
+        pool.dispatcher.replicas[name] = Replica(name, CURVE, 100, POLICY, capacity=1000)
+    asked = pool.dispatcher.replicas["a"]
+    asked.sent("before", 10, NOW_S - 1.0)
+    asked.ended("before", NOW_S - 0.9, replace(report(10), recent_priorities=frozenset((Priority.INTERACTIVE,))))
+    for _ in range(40):
+        pool.put(50, Priority.BACKGROUND)
+    sizes = {batch.replica.name: batch.token_count for batch in pool.due().batches}
+    assert sizes == {"a": 50, "b": 1000}

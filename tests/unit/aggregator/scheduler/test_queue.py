@@ -298,13 +298,30 @@ def test_only_deadlines_of_what_was_taken_long_ago_are_forgotten() -> None:
 
 def test_a_backlog_is_what_waits_in_the_top_class_or_half_if_interactive() -> None:
     here = setting()
-    assert here.queue.backlog(0.0) == (0, 0.0)
+    assert here.queue.backlog(0.0) == (0, 5.0)
     here.put(9, BACKGROUND)
     assert here.queue.backlog(0.0) == (9, 5.0)
     here.put(7, DEFAULT)
     assert here.queue.backlog(0.0) == (7, 0.5)
     here.put(5, INTERACTIVE)
     assert here.queue.backlog(0.0) == (2, 0.1)
+
+
+def test_a_more_urgent_class_of_other_aggregators_keeps_steps_short() -> None:
+    here = setting()
+    here.put(9, BACKGROUND)
+    assert here.queue.backlog(0.0, DEFAULT) == (0, 0.5)
+    here.put(7, DEFAULT)
+    assert here.queue.backlog(0.0, BACKGROUND) == (7, 0.5)
+    assert here.queue.backlog(0.0, INTERACTIVE) == (0, 0.1)
+
+
+def test_the_next_class_is_the_most_urgent_that_waits() -> None:
+    here = setting()
+    assert here.queue.next_priority is BACKGROUND
+    here.put(9, BACKGROUND)
+    here.put(7, DEFAULT)
+    assert here.queue.next_priority is DEFAULT
 
 
 def test_a_class_is_in_use_for_ten_seconds_after_something_of_it_came() -> None:

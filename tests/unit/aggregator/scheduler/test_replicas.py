@@ -13,6 +13,7 @@ from aggregator.scheduler.budget.controller import BudgetController, RecentQuant
 from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.replica import UNMEASURED, Replica, StepReport
 from aggregator.scheduler.replica_choice import choose_replica
+from aggregator.scheduler.work_item import Priority
 from tests.support.replicas import CURVE, POLICY, HeardController, replica
 
 
@@ -369,3 +370,54 @@ def test_a_step_may_take_what_is_left_until_then_less_the_reply_delay() -> None:
     one.reply_delay.observe(0.007, 0.014)
     assert one.answered_within_s(5.5, 5.0) == pytest.approx(0.486 / (1.0 + one.reply_delay.value))
     assert one.answer_s(100, 5.0) == pytest.approx(5.014 + 0.014 * (1.0 + one.reply_delay.value))
+
+
+def test_an_interactive_batch_is_sent_behind_the_running_one_before_a_staged() -> None:
+    one = replica()
+    one.sent("running", 100, 5.0, priority=Priority.BACKGROUND)
+    one.sent("staged", 100, 5.010, priority=Priority.BACKGROUND)
+    assert one.due_s(5.010, Priority.BACKGROUND) == inf
+    assert one.due_s(5.010, Priority.INTERACTIVE) == pytest.approx(5.014 - one.lead_s)
+    assert one.free_s(5.010, Priority.INTERACTIVE) == pytest.approx(5.014)
+    assert one.free_s(5.010, Priority.BACKGROUND) == pytest.approx(5.028)
+    one.sent("question", 10, 5.011, priority=Priority.INTERACTIVE)
+    assert one.due_s(5.011, Priority.INTERACTIVE) == inf
+    assert one.end_s == pytest.approx(5.038)
+    one.ended("running", 5.014, report(100))
+    assert one.due_s(5.014, Priority.INTERACTIVE) == pytest.approx(5.024 - one.lead_s)
+    assert one.due_s(5.014, Priority.BACKGROUND) == inf
+
+
+def test_a_batch_that_was_overtaken_says_nothing_of_the_lead() -> None:
+    one, before_s = replica(), replica().lead_s
+    one.sent("running", 100, 5.0, priority=Priority.BACKGROUND)
+    one.sent("staged", 100, 5.009, priority=Priority.BACKGROUND)
+    one.sent("question", 10, 5.009, priority=Priority.INTERACTIVE)
+    one.ended("running", 5.014, report(100))
+    one.ended("question", 5.024, report(10))
+    one.ended("staged", 5.038, report(100, staged_s=0.015))
+    assert one.lead_s == before_s
+    assert one.reply_delay.value == pytest.approx(0.0, abs=1e-6)
+
+
+def test_behind_others_more_urgent_batches_a_batch_gets_two_seconds_more() -> None:
+    one = replica(warm=True)
+    usual_s = one.sent("1", 100, 5.0, priority=Priority.BACKGROUND)
+    one.ended("1", 5.1, replace(report(100), recent_priorities=frozenset((Priority.INTERACTIVE,))))
+    assert one.reply_delay.value < 0.01  # its delay is theirs, and predicts nothing for an interactive batch
+    assert one.sent("2", 100, 6.0, priority=Priority.BACKGROUND) == pytest.approx(usual_s + 2.0)
+    one.ended("2", 6.1, None)
+    assert one.sent("3", 100, 7.0, priority=Priority.INTERACTIVE) == pytest.approx(usual_s)
+
+
+def test_questions_go_at_once_where_others_background_batches_run() -> None:
+    """The server merges them into its next step, whose beginning is not known here; up to one budget."""
+    one = replica()
+    one.sent("before", 10, 4.0)
+    classes = frozenset((Priority.INTERACTIVE, Priority.BACKGROUND))
+    one.ended("before", 4.1, replace(report(10), recent_priorities=classes))
+    one.sent("1", 50, 5.0)
+    assert one.due_s(5.0, Priority.INTERACTIVE) == pytest.approx(5.0 + 0.010 / 4)
+    assert one.due_s(5.0, Priority.BACKGROUND) == pytest.approx(5.010 - one.lead_s)
+    one.sent("2", 50, 5.003)
+    assert one.due_s(5.003, Priority.INTERACTIVE) == inf

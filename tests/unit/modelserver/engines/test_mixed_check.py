@@ -34,10 +34,10 @@ class Disturbed(SyntheticGenerator):
         return [self._changed(each) for each in new] if shared else new, load
 
     @override
-    def add(self, name: str, token_ids: Sequence[int], sampling: pb.Sampling) -> None:
+    def add(self, name: str, token_ids: Sequence[int], sampling: pb.Sampling, turn_s: float = 0.0) -> None:
         if self.seeds and sampling.HasField("seed"):
             token_ids = [len(token_ids), *token_ids]
-        super().add(name, token_ids, sampling)
+        super().add(name, token_ids, sampling, turn_s)
 
     def _changed(self, new: NewTokens) -> NewTokens:
         if new.vector is not None and self.vectors:

@@ -76,18 +76,26 @@ class Server:
         isolated: bool = False,
         budget: int = CAPACITY,
         deadline_s: float = 1e9,
+        priority: pb.Priority = pb.PRIORITY_DEFAULT,
     ) -> QueuedBatch:
         ids = np.array([each for query in queries for each in query], np.int32)
         lengths = np.array([len(query) for query in queries], np.int32)
         batch = Batch(ids, lengths, len(queries), None, (), isolated, budget)
         queued = QueuedBatch(
-            batch, lambda outcome: self.outcomes.__setitem__(name, outcome), self.now_s, deadline_s=deadline_s
+            batch, lambda outcome: self.outcomes.__setitem__(name, outcome), self.now_s, deadline_s, priority
         )
         self.queue.put(queued)
         return queued
 
-    def start(self, number: int, prompt: Sequence[int] = (1, 2, 3), tokens: int = 5, account: int = 0) -> None:
-        self.work.do(Start(self.outbox, number, prompt, pb.Sampling(max_tokens=tokens), account))
+    def start(
+        self,
+        number: int,
+        prompt: Sequence[int] = (1, 2, 3),
+        tokens: int = 5,
+        account: int = 0,
+        priority: pb.Priority = pb.PRIORITY_DEFAULT,
+    ) -> None:
+        self.work.do(Start(self.outbox, number, prompt, pb.Sampling(max_tokens=tokens), account, priority))
 
     def step(self) -> None:
         if self.work.wait(self.engine):
@@ -323,6 +331,40 @@ def test_each_token_of_a_step_costs_the_same() -> None:
     server.step()
     assert server.answer("c").engine_s == pytest.approx(0.01 * 3 / 4)
     assert account_s(server.read()) == {4: pytest.approx(0.01 * 1 / 4)}
+
+
+def test_a_question_enters_before_the_rest_of_a_batch_that_has_begun() -> None:
+    server = Server()
+    server.embed("bulk", *[[number] * 20 for number in range(1, 9)], priority=pb.PRIORITY_BACKGROUND)
+    server.step()
+    server.embed("question", [1, 2, 3], priority=pb.PRIORITY_INTERACTIVE)
+    server.step()
+    assert list(server.outcomes) == ["question"]
+    server.finish()
+    assert len(server.answer("bulk").matrix) == 8
+
+
+def test_nothing_enters_before_a_question_that_does_not_fit_the_step() -> None:
+    server = Server()
+    server.embed("bulk", *[[number] * 20 for number in range(1, 9)], priority=pb.PRIORITY_BACKGROUND)
+    server.step()
+    long = [1] * STEP_TOKENS
+    server.embed("question", [2], long, priority=pb.PRIORITY_INTERACTIVE)
+    server.step()
+    server.step()
+    assert list(server.outcomes) == ["question"]
+
+
+def test_a_waiting_prompt_goes_behind_more_urgent_ones_of_half_a_minute() -> None:
+    server = Server()
+    for number in range(1, 9):
+        server.start(number, tokens=3 if number == 8 else 50)
+    server.step()
+    server.start(9, tokens=1, priority=pb.PRIORITY_BACKGROUND)
+    server.start(10, tokens=1)
+    server.start(11, tokens=1, priority=pb.PRIORITY_INTERACTIVE)
+    server.finish()
+    assert [each.sequence for each in server.read().finished][:4] == [8, 11, 10, 9]
 
 
 def account_s(*steps: pb.GenerateStep | None) -> dict[int, float]:

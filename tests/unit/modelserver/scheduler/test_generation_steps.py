@@ -184,7 +184,7 @@ class Refusing(SyntheticGenerator):
     """It takes no sampling parameters."""
 
     @override
-    def add(self, name: str, token_ids: Sequence[int], sampling: pb.Sampling) -> None:
+    def add(self, name: str, token_ids: Sequence[int], sampling: pb.Sampling, turn_s: float = 0.0) -> None:
         raise ValueError("top_p must be in (0, 1]")
 
     @override

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,10 +18,13 @@ class Waiting:
     query_count: int = 1
     max_step_tokens: int = 100
     isolated: bool = False
+    max_shared_tokens: int = 0
+    priority: int = 2
+    aged_from_s: float = 1.0
 
 
 def chosen(*waiting: Waiting, limits: MergeLimits = LIMITS) -> Selection[Waiting]:
-    selection = select(waiting, limits)
+    selection = select(waiting, limits, now_s=0.0)
     assert selection is not None
     return selection
 
@@ -68,6 +71,8 @@ waiting_batches = st.lists(
         query_count=st.integers(1, 12),
         max_step_tokens=st.integers(1, 150),
         isolated=st.booleans(),
+        priority=st.integers(1, 3),
+        aged_from_s=st.floats(0.0, 2.0),
     ),
     min_size=1,
     max_size=12,
@@ -76,6 +81,7 @@ waiting_batches = st.lists(
 
 @given(waiting_batches)
 def test_a_merged_step_never_overshoots_and_keeps_the_order_and_the_head(waiting: list[Waiting]) -> None:
+    waiting = [replace(batch, priority=2) for batch in waiting]
     batches = chosen(*waiting, limits=MergeLimits(100, 10)).batches
     places = [next(place for place, batch in enumerate(waiting) if batch is chosen_one) for chosen_one in batches]
     assert places == sorted(places)
@@ -107,3 +113,27 @@ def test_a_batch_without_queries_joins_whatever_the_engine_takes() -> None:
     """All of them were at fault: there is nothing for the engine to see."""
     full, nothing = Waiting(100, query_count=10), Waiting(0, query_count=0)
     assert chosen(full, nothing).batches == (full, nothing)
+
+
+@given(waiting_batches, st.booleans())
+def test_no_batch_waits_for_more_than_its_turn(waiting: list[Waiting], after_aged: bool) -> None:
+    """The first is the most urgent that came first, or by its age the oldest: never twice in a row."""
+    selection = select(waiting, LIMITS, now_s=1.0, after_aged=after_aged)
+    assert selection is not None
+    head, best = selection.batches[0], min(waiting, key=lambda batch: batch.priority)
+    assert head is (min(waiting, key=lambda batch: batch.aged_from_s) if selection.aged else best)
+    assert not (selection.aged and after_aged)
+    assert not selection.aged or (head.aged_from_s <= 1.0 and head.priority > best.priority)
+
+
+def test_merged_batches_keep_the_order_of_classes() -> None:
+    bulk, question = Waiting(30, priority=3), Waiting(30, priority=1)
+    assert chosen(bulk, question) == Selection((question, bulk), Composition.MERGED)
+
+
+def test_less_urgent_batches_join_up_to_what_the_questions_allow() -> None:
+    question, another = Waiting(10, priority=1, max_shared_tokens=60), Waiting(10, priority=1, max_shared_tokens=50)
+    bulk = Waiting(40, max_step_tokens=40, priority=3)
+    assert chosen(bulk, question).batches == (question, bulk)
+    assert chosen(bulk, question, another).batches == (question, another)
+    assert chosen(replace(bulk, token_count=30), question, another).batches[2:] == (replace(bulk, token_count=30),)

@@ -11,12 +11,15 @@ import pytest
 
 from modelserver.engines.engine import Step
 from modelserver.errors import NotServing, QueueFull
-from modelserver.scheduler.queued_batch import MergeLimits, QueuedBatch
+from modelserver.scheduler.queued_batch import Composition, MergeLimits, QueuedBatch, Selection
 from modelserver.scheduler.step_queue import NextStep, QueueBounds, StepQueue
+from protos.modelserver.v1 import modelserver_pb2 as pb
 from tests.support.fake_step_engine import WAIT_S, Client, FakeStepEngine, sized
 from tests.support.virtual_time import ManualClock
 
+URGENT = pb.PRIORITY_INTERACTIVE
 BOUNDS = QueueBounds(MergeLimits(step_tokens=100, step_queries=50), max_queued_tokens=150)
+WIDE = QueueBounds(BOUNDS.limits, max_queued_tokens=1000)
 
 
 @pytest.fixture
@@ -31,8 +34,16 @@ def queue(clock: ManualClock) -> StepQueue:
     return queue
 
 
-def queued(tokens: int = 10, *, isolated: bool = False, deadline_s: float = math.inf) -> QueuedBatch:
-    return Client().queued(sized(tokens, isolated=isolated), deadline_s=deadline_s)
+def queued(
+    tokens: int = 10,
+    priority: pb.Priority = pb.PRIORITY_DEFAULT,
+    *,
+    isolated: bool = False,
+    ready_s: float = 0.0,
+    deadline_s: float = math.inf,
+) -> QueuedBatch:
+    batch = sized(tokens, isolated=isolated)
+    return Client().queued(batch, ready_s=ready_s, deadline_s=deadline_s, priority=priority)
 
 
 def put(queue: StepQueue, *queued_batches: QueuedBatch) -> None:
@@ -230,3 +241,54 @@ def test_a_drain_forgets_what_was_staged(queue: StepQueue) -> None:
     queue.open(BOUNDS)
     queue.put(second)
     assert following(queue).step is None
+
+
+def test_an_urgent_batch_of_any_sender_goes_before_what_waits(queue: StepQueue) -> None:
+    queue.open(WIDE)
+    bulk, usual, question = (queued(90, each) for each in (pb.PRIORITY_BACKGROUND, pb.PRIORITY_DEFAULT, URGENT))
+    under_way(queue, bulk, usual, question)
+    assert [taken(queue), taken(queue), taken(queue)] == [(question,), (usual,), (bulk,)]
+
+
+def test_a_staged_step_gives_way_to_an_urgent_batch(queue: StepQueue) -> None:
+    bulk, question = queued(60, pb.PRIORITY_BACKGROUND), queued(60, URGENT)
+    under_way(queue, bulk)
+    queue.stage(lambda _: FakeStepEngine().prepare(np.zeros(1, np.int32), np.ones(1, np.int32)))
+    queue.put(question)
+    assert following(queue) == NextStep(Selection((question,), Composition.SINGLE), None)
+    assert taken(queue) == (bulk,)
+
+
+def test_aged_and_urgent_batches_take_turns(clock: ManualClock) -> None:
+    bulk = [queued(90, pb.PRIORITY_BACKGROUND) for _ in range(2)]
+    clock.now_s = 1.0
+    questions = [queued(90, URGENT, ready_s=1.0) for _ in range(3)]
+    queue = StepQueue(clock)
+    queue.open(WIDE)
+    put(queue, *bulk, *questions)
+    order = [taken(queue)[0] for _ in range(5)]
+    assert order == [bulk[0], questions[0], bulk[1], questions[1], questions[2]]
+
+
+def test_a_batch_ages_within_half_the_time_that_its_sender_gives(queue: StepQueue, clock: ManualClock) -> None:
+    hurried, question = queued(60, pb.PRIORITY_BACKGROUND, deadline_s=0.4), queued(60, URGENT)
+    under_way(queue, hurried, question)
+    clock.now_s = 0.2
+    assert taken(queue) == (hurried,)
+
+
+def test_single_batches_are_taken_by_class_and_age_too(queue: StepQueue, clock: ManualClock) -> None:
+    bulk, question, later = queued(1, pb.PRIORITY_BACKGROUND), queued(1, URGENT), queued(1, URGENT)
+    put(queue, bulk, question)
+    assert queue.poll(lambda _: True) is question
+    clock.now_s = 1.0
+    queue.put(later)
+    assert [queue.poll(lambda _: True) for _ in range(2)] == [bulk, later]
+
+
+def test_the_classes_of_the_last_ten_seconds_are_told(queue: StepQueue, clock: ManualClock) -> None:
+    assert queue.recent_priorities() == []
+    put(queue, queued(1, URGENT), queued(1, pb.PRIORITY_BACKGROUND, ready_s=5.0))
+    assert queue.recent_priorities() == [URGENT, pb.PRIORITY_BACKGROUND]
+    clock.now_s = 10.0
+    assert queue.recent_priorities() == [pb.PRIORITY_BACKGROUND]

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from modelserver.engines.engine import Activation, Scoring, Task
 from modelserver.errors import InvalidBatch
-from modelserver.service.batch import Batch, QueryFault, decode_batch, encode
+from modelserver.service.batch import Batch, QueryFault, decode_batch, encode, known_priority
+from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1.rows import broken_rows
 from tests.support.fake_step_engine import facts_of
 from tests.support.queries import packed
@@ -194,3 +195,8 @@ def test_spans_are_refused_where_none_are_pooled() -> None:
     facts = replace(FACTS, pools_spans=False)
     with pytest.raises(InvalidBatch, match="does not pool them"):
         decode_batch(packed(1), packed(1), b"", packed(1), packed(0, 1), isolated=False, max_step_tokens=0, facts=facts)
+
+
+@pytest.mark.parametrize(("named", "counts_as"), [(0, 2), (1, 1), (2, 2), (3, 3), (99, 2), (-1, 2)])
+def test_a_class_that_is_not_known_counts_as_the_default_one(named: pb.Priority, counts_as: int) -> None:
+    assert known_priority(named) == counts_as
