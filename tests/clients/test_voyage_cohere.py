@@ -241,7 +241,7 @@ def test_every_route_of_litellm_ranks_and_embeds(stack: Stack) -> None:
 
 def test_each_reads_the_refusal_of_a_text_that_is_too_long(stack: Stack) -> None:
     voyage, cohere = run(LONG, stack).splitlines()
-    assert voyage.endswith("send less, or set truncate_prompt_tokens to -1")
+    assert voyage.endswith("send less, or set truncation to true")
     assert cohere.endswith("send less, or set truncate to END")
 
 

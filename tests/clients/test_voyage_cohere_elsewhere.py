@@ -31,10 +31,10 @@ console.log(JSON.stringify({
   tokens: [embedded.usage.totalTokens, plain.usage.totalTokens],
   plain: plain.data.map((each) => [each.index, each.relevanceScore]),
   shown: shown.data.map((each) => [each.index, each.relevanceScore, each.document === documents[each.index]]),
-  chunks: chunked.data.map((each) => each.data.length),
+  chunks: chunked.results.map((each) => each.embeddings.length),
 }));
 """
-GO_MODULE = "github.com/cohere-ai/cohere-go/v2@v2.15.3"
+GO_MODULE = "github.com/cohere-ai/cohere-go/v2/client@v2.15.3"
 GO = """
 package main
 
