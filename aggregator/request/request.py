@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sys import getsizeof
 from typing import NamedTuple
 
-from aggregator.errors import Code, TokenbatchError
+from aggregator.errors import Code, InvalidRequest, TokenbatchError
 from aggregator.request.generation import Generation
 from aggregator.request.vector import Vector
 from aggregator.scheduler.bounds import Admission
@@ -49,6 +49,18 @@ class Failure:
 
 _OF_INPUTS = frozenset({Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE, Code.INTERNAL})
 """Codes of failures that can be one input's."""
+MAX_TENANT_CHARACTERS = 256
+"""Of a tenant's name, which quotas, metrics and logs keep; a SPIFFE id or a URL has room."""
+
+
+def checked_tenant(tenant: str, field: str) -> str:
+    """A name that came in `field`. Raises InvalidRequest."""
+    if len(tenant) > MAX_TENANT_CHARACTERS:
+        message = f"{field} has {len(tenant)} characters: a tenant's name has at most {MAX_TENANT_CHARACTERS}"
+        raise InvalidRequest(message, field)
+    return tenant
+
+
 Outcome = Vector | Generation | Failure
 
 

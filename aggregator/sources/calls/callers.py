@@ -18,7 +18,7 @@ import jwt
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from aggregator.errors import InvalidRequest, Unauthenticated
-from aggregator.request.request import Defaults
+from aggregator.request.request import MAX_TENANT_CHARACTERS, Defaults, checked_tenant
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import AuthenticationSettings, JwtSettings
 from aggregator.sources.calls.certificates import WatchedFiles
@@ -33,12 +33,11 @@ _ALGORITHMS = ("RS256", "ES256", "EdDSA")
 """Signatures with a public key that identity providers give; none that a shared secret makes."""
 _MAX_REMEMBERED = 4096  # checked tokens; above it all are checked again
 _MAX_TENANTS = 4096  # callers may invent tenants
-_LONGEST_KEPT = 256  # characters: a longer name is served, and not kept
-_FAIRNESS_ID, _OBJECTIVE = "x-gateway-inference-fairness-id", "x-gateway-inference-objective"
-"""Headers of the Gateway API's inference extension."""
+_TENANT, _FAIRNESS_ID, _OBJECTIVE = "x-tenant", "x-gateway-inference-fairness-id", "x-gateway-inference-objective"
+"""Our header, and those of the Gateway API's inference extension."""
 _OBJECTIVES = {priority.name.lower(): priority for priority in Priority}
 """An objective is the name of a resource that the gateway knows; one with another name asks for nothing here."""
-_NAMES_CALLER = ("authorization", "x-tenant", _FAIRNESS_ID)
+_NAMES_CALLER = ("authorization", _TENANT, _FAIRNESS_ID)
 
 
 def check_repeated(names: Collection[str]) -> None:
@@ -67,8 +66,13 @@ class CertificateNames:
 
 
 def is_name(tenant: object) -> TypeGuard[str]:
-    """Whether this can name a tenant: a printable text without blanks at its ends."""
-    return isinstance(tenant, str) and tenant != "" and tenant.isprintable() and tenant.strip() == tenant
+    """Whether this can name a tenant: a printable text without blanks at its ends, and not too long."""
+    return (
+        isinstance(tenant, str)
+        and 0 < len(tenant) <= MAX_TENANT_CHARACTERS
+        and tenant.isprintable()
+        and tenant.strip() == tenant
+    )
 
 
 class StaticTokens:
@@ -215,7 +219,10 @@ def _name(value: bytes) -> str:
     except UnicodeDecodeError:
         raise Unauthenticated("the client certificate's name is not UTF-8") from None
     if not is_name(name):
-        raise Unauthenticated("the client certificate's name is blank, or has characters that are not printable")
+        raise Unauthenticated(
+            "the client certificate's name is blank, has characters that are not printable, or more than"
+            f" {MAX_TENANT_CHARACTERS} of them"
+        )
     return name
 
 
@@ -252,14 +259,15 @@ class Callers:
     ) -> Identity:
         """The identity of a caller; `header` gives the value of a header, or of gRPC's metadata, and "" for none.
 
-        Raises Unauthenticated.
+        Raises Unauthenticated or InvalidRequest.
         """
         caller = None
         if self._authentication is not None:
             caller = self._caller(self._authentication, header("authorization"), certificate)
             tenant = caller.tenant
         else:
-            tenant = header("x-tenant") or header(_FAIRNESS_ID)
+            field = _TENANT if header(_TENANT) else _FAIRNESS_ID
+            tenant = checked_tenant(header(field), field)
         trace = header("traceparent").encode() if self._traced else b""
         priority = _OBJECTIVES.get(header(_OBJECTIVE), self._defaults.priority)
         if caller is not None:
@@ -290,8 +298,7 @@ class Callers:
             defaults = replace(
                 self._defaults, tenant=tenant, priority=priority, trusts_tenant=self._authentication is None
             )
-            if len(tenant) <= _LONGEST_KEPT:
-                self._kept[tenant, priority] = defaults
+            self._kept[tenant, priority] = defaults
         return defaults
 
 
@@ -306,7 +313,9 @@ def _read_tokens(file: Path) -> dict[bytes, tuple[bytes, str]]:
             raise ValueError(f"line {number} is not: TENANT TOKEN")
         tenant, token = words
         if not is_name(tenant):
-            raise ValueError(f"line {number}: the tenant's name is not printable")
+            raise ValueError(
+                f"line {number}: the tenant's name is not printable, or longer than {MAX_TENANT_CHARACTERS}"
+            )
         digest = hashlib.sha256(token.encode()).digest()
         if token.startswith(_DIGEST_PREFIX):
             try:

@@ -29,11 +29,13 @@ _STATUS: dict[Code, tuple[int, str, str]] = {
 }
 _INTERNAL = 500, "api_error", "internal_error"
 _SAMPLING = "sampling."
-_NAMES = {"token_ids": "prompt", "model_revision": "tokenizer"}
+_NAMES = {"token_ids": "prompt", "model_revision": "tokenizer", "tenant": "user"}
 """Fields that have another name in the messages of protobuf, where those of `_SAMPLING` are in a message of their own.
 
 A revision is pinned by its tokenizer.
 """
+_MOST_COMPARED = 64
+"""Characters of a field's name that are looked for in a message."""
 
 
 class FieldError(InvalidRequest):
@@ -54,7 +56,7 @@ def renamed(failure: Failure, names: Mapping[str, str]) -> Failure:
 
 def named(message: str, field: str) -> str:
     """A message that names the field at fault."""
-    return message if field in message else f"{field}: {message}"
+    return message if field[:_MOST_COMPARED] in message else f"{field}: {message}"
 
 
 def shortened(message: str) -> str:
@@ -88,8 +90,9 @@ def described(failure: Failure) -> tuple[int, bytes, dict[str, str]]:
 
 def error_of(failure: Failure) -> dict[str, Any]:
     _, kind, code = _STATUS.get(failure.code, _INTERNAL)
-    field = failure.field.removeprefix(_SAMPLING)
-    return _error_object(failure.message.removeprefix(_SAMPLING), kind, _NAMES.get(field, field) or None, code)
+    field = _NAMES.get(failure.field, failure.field.removeprefix(_SAMPLING))
+    message = named(failure.message.replace(failure.field or field, field), field)
+    return _error_object(message, kind, field or None, code)
 
 
 def described_error(error: HttpError) -> tuple[int, bytes, dict[str, str]]:

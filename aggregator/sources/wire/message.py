@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from aggregator.errors import InvalidRequest, Undecodable
 from aggregator.request.generation import Generation
-from aggregator.request.request import Defaults, Input, Options, Outcome, Request, Scoring
+from aggregator.request.request import Defaults, Input, Options, Outcome, Request, Scoring, checked_tenant
 from aggregator.scheduler.work_item import Priority
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest
@@ -91,7 +91,7 @@ def new_request(
         options=options,
         priority=priority_of(message.priority, defaults.priority),
         source=defaults.source,
-        tenant=(defaults.trusts_tenant and message.tenant) or defaults.tenant,
+        tenant=(defaults.trusts_tenant and checked_tenant(message.tenant, "tenant")) or defaults.tenant,
         received_s=received_s,
         deadline_s=deadline_s,
         origin=origin,

@@ -21,7 +21,8 @@ from k8s.pod import grpc_port
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.integration.frontdoor.attackers import attack
-from tests.support.listening import Listening, ask, listening, refused, retry_delay_s, slow_engine
+from tests.integration.frontdoor.test_http import embed, http_door
+from tests.support.listening import Listening, ask, listening, refused, retry_delay_s, slow_engine, wrong_fields
 from tests.support.until import until
 
 MIB = 1024 * 1024
@@ -291,3 +292,22 @@ async def test_an_idle_connection_ends_after_a_time(monkeypatch: pytest.MonkeyPa
         async with asyncio.timeout(20):
             await door.channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
         assert len((await door.stub.Embed(ask("rain"))).embeddings) == 1
+
+
+@pytest.mark.parametrize("size", [257, 500_000])
+async def test_a_long_name_of_a_tenant_is_kept_nowhere(size: int) -> None:
+    async with http_door() as (door, session):
+        for number in range(20):
+            name = f"{number:0{size}}"
+            error = await refused(door.stub.Embed(ask("rain", tenant=name)), grpc.StatusCode.INVALID_ARGUMENT)
+            assert error.details() == f"tenant has {size} characters: a tenant's name has at most 256"
+            status, answer, _ = await embed(session, {"input": "rain", "user": name})
+            assert (status, answer["error"]["param"]) == (400, "user")
+            assert answer["error"]["message"] == f"user has {size} characters: a user's name has at most 256"
+        for header in ("x-tenant", "x-gateway-inference-fairness-id"):
+            status, answer, _ = await embed(session, {"input": "rain"}, headers={header: "t" * 257})
+            assert (status, answer["error"]["param"]) == (400, header)
+            called = door.stub.Embed(ask("rain"), metadata=((header, "t" * 257),))
+            assert wrong_fields(await refused(called, grpc.StatusCode.INVALID_ARGUMENT)) == [header]
+        assert len(str(door.buffer.collect())) < 100_000
+        assert door.held_tokens == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -13,7 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from aggregator.admission.routing import unroute
 from aggregator.errors import Code, InvalidRequest
 from aggregator.pipeline.completion import account
-from aggregator.request.request import Defaults, Failure, Held, Options, Request
+from aggregator.request.request import MAX_TENANT_CHARACTERS, Defaults, Failure, Held, Options, Request
 from aggregator.request.vector import CompletedBatch, Vector
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget.controller import SlaGoal, SloTracker, StepLimits
@@ -130,6 +131,16 @@ def test_an_empty_request_and_one_of_too_many_inputs_are_refused() -> None:
 def test_a_choice_that_there_is_not_is_refused_by_its_name(name: str, value: int) -> None:
     with pytest.raises(InvalidRequest, match=f"^{name} {value} is not known: use one of "):
         parse(message("a", **{name: value}), DEFAULTS, ORIGIN, received_s=0.0, wall_s=0.0)
+
+
+def test_a_tenant_s_name_is_bounded_where_it_counts() -> None:
+    name = "t" * MAX_TENANT_CHARACTERS
+    assert parsed("a", tenant=name).tenant == name
+    with pytest.raises(InvalidRequest, match="tenant has 257 characters: a tenant's name has at most 256") as refused:
+        parsed("a", tenant=f"{name}t")
+    assert refused.value.field == "tenant"
+    authenticated = replace(DEFAULTS, tenant="team-a", trusts_tenant=False)
+    assert parsed("a", tenant=f"{name}t", defaults=authenticated).tenant == "team-a"
 
 
 @pytest.mark.parametrize(("outside_s", "held_s"), [(inf, 52.75), (52.0, 52.0), (60.0, 52.75)])

@@ -9,7 +9,7 @@ import pytest
 
 from aggregator.errors import Unauthenticated
 from aggregator.settings.aggregator import JwtSettings
-from aggregator.sources.calls.callers import Authentication, CertificateNames, JwtTokens
+from aggregator.sources.calls.callers import Authentication, CertificateNames, JwtTokens, StaticTokens, is_name
 
 
 def test_a_certificate_names_its_tenant() -> None:
@@ -21,6 +21,17 @@ def test_a_certificate_whose_name_is_no_text_is_refused() -> None:
     authentication = Authentication([], client_certificates=True)
     with pytest.raises(Unauthenticated, match="is not UTF-8"):
         authentication.by_certificate(CertificateNames(common_names=[b"t\xffeam"]))
+
+
+def test_a_credential_s_tenant_has_a_bounded_name(tmp_path: Path) -> None:
+    authentication = Authentication([], client_certificates=True)
+    with pytest.raises(Unauthenticated, match="more than 256 of them"):
+        authentication.by_certificate(CertificateNames(common_names=[b"t" * 257]))
+    (tmp_path / "tokens").write_text(f"{'t' * 257} secret")
+    with pytest.raises(ValueError, match="line 1: the tenant's name is not printable, or longer than 256"):
+        StaticTokens(tmp_path / "tokens")
+    assert is_name("t" * 256)
+    assert not is_name("t" * 257)
 
 
 @pytest.mark.parametrize("kid", [{}, {"kid": "same"}])
