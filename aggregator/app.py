@@ -49,6 +49,7 @@ from aggregator.sources.redis.source import RedisSource
 from aggregator.tokenizers.cache import TokenizerCache
 from aggregator.tokenizers.counting import INLINE_CHARACTERS, Counting
 from aggregator.tokenizers.tokenizer import Tokenizer
+from aggregator.wings.fast_tokenizer.fast_path import fast_path
 from k8s.pod import open_files, telemetry
 from k8s.pod.errors import StartError
 from k8s.pod.monitoring import Heartbeat
@@ -78,7 +79,8 @@ class Aggregator:
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
         self._models = make_models(settings, self._tokenizing)
         cache = TokenizerCache(
-            settings.tokenizer.cache, fast=settings.tokenizer.fast, on_check=self._metrics.tokenizer_checked
+            settings.tokenizer.cache,
+            open_fast=fast_path(self._metrics.tokenizer_checked) if settings.tokenizer.fast else None,
         )
         targets = [Target(address, model.name) for model in settings.models for address in model.servers]
         pool = self._pool = ModelServers(Discovery(targets), cache, tracing=tracing, costs=self._metrics.costs)

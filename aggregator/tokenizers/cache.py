@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
 
-from aggregator.tokenizers.fast_path import OnCheck
-from aggregator.tokenizers.tokenizer import Tokenizer
+from aggregator.tokenizers.tokenizer import OpenFast, Tokenizer
 from protos.modelserver.v1.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
 
 _LOG = logging.getLogger(__name__)
@@ -26,10 +25,9 @@ class TokenizerCache:
     Files are in `<folder>/<fingerprint>/`; in a temporary folder where `folder` cannot be written.
     """
 
-    def __init__(self, folder: Path, *, fast: bool = True, on_check: OnCheck = lambda *_: None) -> None:
+    def __init__(self, folder: Path, open_fast: OpenFast | None = None) -> None:
         self._folder = folder.expanduser()
-        self._fast = fast
-        self._on_check = on_check
+        self._open_fast = open_fast
         self._open: dict[str, Tokenizer] = {}
         self._lock = Lock()
 
@@ -57,7 +55,7 @@ class TokenizerCache:
             return self._opened(fingerprint, folder)
 
     def _opened(self, fingerprint: str, folder: Path) -> Tokenizer:
-        tokenizer = Tokenizer(folder, fast=self._fast, on_check=self._on_check)
+        tokenizer = Tokenizer(folder, self._open_fast)
         self._open[fingerprint] = tokenizer
         return tokenizer
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +15,13 @@ from tokenizers import Tokenizer as Reference
 from tokenizers.decoders import DecodeStream
 
 from aggregator.tokenizers.chat_template import ChatTemplate
-from aggregator.tokenizers.fast_path import FastPath, OnCheck, Packed, is_plain, open_fast_path, pack
 from aggregator.tokenizers.pairs import PairFrame, checked_frame
 from aggregator.tokenizers.pieces import Pieces
 from protos.generation.v1.generation_pb2 import Message
 from protos.modelserver.v1.fingerprint import TOKENIZER_FILE
 
+Packed = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
+"""Token ids of several texts, end to end, and the length of each."""
 _INT32 = np.dtype("<i4")
 _SURROGATES = "utf-16-le", "surrogatepass"
 
@@ -34,18 +37,32 @@ class TokenBatch:
     lengths: npt.NDArray[np.int32]
 
 
+class FastPath(ABC):
+    """A faster way to the same ids for printable ASCII, as the wing `fast_tokenizer` has one."""
+
+    usable = True
+    """False once its ids have differed."""
+
+    @abstractmethod
+    def tokenize(self, texts: Sequence[str]) -> Packed | None:
+        """The ids of texts, special tokens included; None once they have differed."""
+
+
+OpenFast = Callable[[Path, Reference], FastPath | None]
+"""Opens the fast path of a tokenizer.json; None where it is not shown to give the reference's ids."""
+
+
 class Tokenizer:
     """The tokenizer of one model, from the folder with its files. Thread-safe, called off the event loop.
 
-    With `fast`, printable ASCII takes the fast path, where that passes its check; `on_check` is called after each
-    check of a sample.
+    Printable ASCII takes the path that `open_fast` opens, if it opens one.
     """
 
-    def __init__(self, folder: Path, *, fast: bool = True, on_check: OnCheck = lambda *_: None) -> None:
+    def __init__(self, folder: Path, open_fast: OpenFast | None = None) -> None:
         """Raises OSError or ValueError for files that are not a tokenizer."""
         file = folder / TOKENIZER_FILE
         self._reference = _open_reference(file)
-        self._fast: FastPath | None = open_fast_path(file, self._reference, on_check) if fast else None
+        self._fast = open_fast(file, self._reference) if open_fast is not None else None
         self._prefix, self._suffix = _special_ids(self._reference)
         self._frames: dict[bool, PairFrame] = {}
         self._chat_template = ChatTemplate(folder)
@@ -141,6 +158,17 @@ class Detokenizer:
         except Exception:  # noqa: BLE001 - the binding's own error, for bytes that can never be UTF-8
             self._stream = DecodeStream(skip_special_tokens=True)
             return self._stream.step(self._reference, token_id) or ""
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text is printable ASCII."""
+    return text.isascii() and text.isprintable()
+
+
+def pack(rows: Sequence[Sequence[int]]) -> Packed:
+    """Lists of ids as one packed array and their lengths."""
+    lengths = np.fromiter(map(len, rows), np.int32, len(rows))
+    return np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths
 
 
 def _open_reference(file: Path) -> Reference:

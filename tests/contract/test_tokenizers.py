@@ -1,4 +1,4 @@
-"""What a fake tokenizer and a real one, with and without its fast path, must do alike."""
+"""What a fake tokenizer and a real one must do alike."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.support.fake_tokenizer import FakeTokenizer, wordpiece_files, write
 TEXTS = ["hello world", "who", "hello world", "naïve", "", "hello who hello who"]
 
 
-@pytest.fixture(params=["fake", "fast", "reference"])
+@pytest.fixture(params=["fake", "reference"])
 def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
     if request.param == "fake":
         return FakeTokenizer()
-    return Tokenizer(write(wordpiece_files(), tmp_path), fast=request.param == "fast")
+    return Tokenizer(write(wordpiece_files(), tmp_path))
 
 
 def test_texts_are_packed_end_to_end_in_their_order(tokenizer: Tokenizer) -> None:

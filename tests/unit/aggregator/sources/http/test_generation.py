@@ -159,7 +159,7 @@ def sentence_piece() -> Reference:
 def real(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
     made: Reference = request.param()
     made.save(str(tmp_path / "tokenizer.json"))
-    return Tokenizer(tmp_path, fast=False)
+    return Tokenizer(tmp_path)
 
 
 def shown(tokenizer: Tokenizer, ids: list[int], before: str = "", **asked: Any) -> tuple[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Protocol, cast
@@ -18,10 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import tokie
 from tokenizers import Tokenizer as Reference
+from typing_extensions import override
+
+from aggregator.tokenizers.tokenizer import FastPath, OpenFast, Packed, is_plain, pack
 
 _LOG = logging.getLogger(__name__)
 
-Packed = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
 OnCheck = Callable[[int, int], None]
 """Called with the number of checked texts, and of texts that gave other tokens."""
 
@@ -47,7 +50,7 @@ class FlatTokenizer(Protocol):
     def encode_batch_flat(self, texts: list[str]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]: ...
 
 
-class FastPath:
+class TokieFastPath(FastPath):
     """`tokie` beside the reference tokenizer, for as long as the two agree."""
 
     def __init__(self, tokenizer: FlatTokenizer, reference: Reference, on_check: OnCheck) -> None:
@@ -57,6 +60,7 @@ class FastPath:
         self._until_check = SAMPLE_EVERY
         self.usable = True
 
+    @override
     def tokenize(self, texts: Sequence[str]) -> Packed | None:
         """Packed int32 ids and lengths of printable ASCII texts; None once it has differed."""
         packed = _tokenize(self._tokenizer, texts)
@@ -77,8 +81,9 @@ class FastPath:
             _LOG.error("fast tokenizer differed and was switched off", extra={"text_length": len(texts[place])})
 
 
-def is_plain(text: str) -> bool:
-    return text.isascii() and text.isprintable()
+def fast_path(on_check: OnCheck) -> OpenFast:
+    """What opens a tokenizer's fast path; `on_check` is called after each check of a sample."""
+    return partial(open_fast_path, on_check=on_check)
 
 
 def open_fast_path(file: Path, reference: Reference, on_check: OnCheck) -> FastPath | None:
@@ -99,7 +104,7 @@ def open_fast_path(file: Path, reference: Reference, on_check: OnCheck) -> FastP
     if ids.tolist() != list(chain.from_iterable(expected)):
         _LOG.warning("fast tokenizer differed in its check and is not used")
         return None
-    return FastPath(tokenizer, reference, on_check)
+    return TokieFastPath(tokenizer, reference, on_check)
 
 
 def _tokenize(tokenizer: FlatTokenizer, texts: Sequence[str]) -> Packed:
@@ -107,12 +112,6 @@ def _tokenize(tokenizer: FlatTokenizer, texts: Sequence[str]) -> Packed:
         return pack([tokenizer.encode(text).ids for text in texts])
     ids, lengths = tokenizer.encode_batch_flat(texts if isinstance(texts, list) else list(texts))
     return ids.view(np.int32), lengths.astype(np.int32)
-
-
-def pack(rows: Sequence[Sequence[int]]) -> Packed:
-    """Lists of ids as one packed array and their lengths."""
-    lengths = np.fromiter(map(len, rows), np.int32, len(rows))
-    return np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths
 
 
 def _probes(reference: Reference) -> Iterator[str]:

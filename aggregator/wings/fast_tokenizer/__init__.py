@@ -1,0 +1,1 @@
+"""A faster tokenizer for printable ASCII: `tokenizer.fast`, on by default."""
