@@ -46,7 +46,7 @@ class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
         "messages": "send the text as input",
         "normalized": "normalize says it",
         "prompt": "send it as input",
-        "return_multivector": "a text gets one vector: leave it out",
+        "return_multivector": "a text gets one vector; leave it out",
         "task": "input_type says it, query or document",
         "texts": "send them as input; POST /v2/embed takes Cohere's",
         "truncate": "truncation says it, true or false",

@@ -44,21 +44,22 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
 
 
-_ONE = "a request gets one text: send several requests"
-_FREE = "texts are not constrained: leave it out"
-_NO_TOOLS = "no tools are called here: leave it out"
+_FREE = "texts are not constrained; leave it out"
+_NO_TOOLS = "no tools are called here; leave it out"
 _REMEDIES = {
-    **dict.fromkeys(("n", "best_of", "use_beam_search"), _ONE),
+    "n": "n above 1 is not supported: send several requests",
+    "best_of": "best_of above 1 is not supported: send several requests",
+    "use_beam_search": "a request gets one text, sampled or greedy; leave it out",
     **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs"), _FREE),
     **dict.fromkeys(("tools", "tool_choice", "tool_calls", "tool_call_id", "functions", "function_call"), _NO_TOOLS),
-    "audio": "texts alone are generated: leave it out",
-    "echo": "the prompt is not sent back: leave it out",
+    "audio": "texts alone are generated; leave it out",
+    "echo": "the prompt is not sent back; leave it out",
     "input": "send a prompt, or messages to /v1/chat/completions",
     "logit_bias": "leave it out",
-    "min_p": "top_p and top_k limit the choice of tokens",
-    "modalities": "texts alone are generated: leave it out",
-    "response_format": 'texts are not constrained: leave it out, or send {"type": "text"}',
-    "suffix": "a text is continued at its end alone: leave it out",
+    "min_p": "set top_p or top_k, which limit the choice of tokens",
+    "modalities": "texts alone are generated; leave it out",
+    "response_format": 'texts are not constrained; leave it out, or send {"type": "text"}',
+    "suffix": "a text is continued at its end alone; leave it out",
 }
 """Of fields of other APIs, or their values, that are not supported."""
 
@@ -185,7 +186,7 @@ class GenerationReader:
             raise FieldError(f"more than {MAX_TOKEN_IDS} token ids: send fewer in one request", "prompt")
         ids = [each for each in prompt if isinstance(each, int)]
         if len(ids) < len(prompt):
-            raise FieldError("one request takes one prompt: send several requests", "prompt")
+            raise FieldError("expected one prompt: send several requests", "prompt")
         if not (self._trusts_token_ids or asked.tokenizer):
             raise FieldError(FOREIGN_IDS, "prompt")
         message.token_ids.ids.extend(ids)
@@ -196,7 +197,7 @@ def _message(asked: CompletionRequest | ChatRequest, request_id: str, priority: 
     if asked.stream_options is not None and not asked.stream:
         raise FieldError("stream_options needs stream: true", "stream_options")
     if asked.seed is not None and asked.seed not in _SEEDS:
-        raise FieldError(f"the seed {asked.seed} does not fit 64 bits", "seed")
+        raise FieldError(f"expected a whole number of 64 bits, got {asked.seed}", "seed")
     sampling = pb.Sampling()
     for name in _COPIED:
         if (value := getattr(asked, name)) is not None:
@@ -219,7 +220,7 @@ def _content(message: ChatMessage, index: int) -> str:
     """A message's text; an answer of the model may have none. Raises FieldError."""
     content = message.content
     if content is None and message.role != "assistant":
-        raise FieldError("the message has no content", f"messages[{index}].content")
+        raise FieldError("expected a text", f"messages[{index}].content")
     return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
 

@@ -38,10 +38,10 @@ def refusal(error: msgspec.ValidationError, form: type, inside: str) -> FieldErr
     kind = _type_at(_type_of(form), _STEP.findall(path or ""))
     if named := _NAMED.match(message):
         how, name = named.groups()
+        field = f"{place}.{name}" if place else name
         if how == "contains unknown":
-            return FieldError(_unknown(name, kind), f"{place}.{name}" if place else name)
-        wanted = _type_at(kind, [name])
-        return FieldError(f"{name} is missing: expected {_words(wanted)}", f"{place}.{name}" if place else name)
+            return FieldError(_unknown(name, field, kind), field)
+        return FieldError(f"{field} is missing: expected {_words(_type_at(kind, [name]))}", field)
     wrong = ""
     if got := _GOT.search(message):
         wrong = f", got {_KINDS.get(got[1], got[1]) or got[2]}"
@@ -77,16 +77,18 @@ def _type_at(kind: inspect.Type | None, steps: list[str]) -> inspect.Type | None
     return kind
 
 
-def _unknown(name: str, kind: inspect.Type | None) -> str:
+def _unknown(name: str, field: str, kind: inspect.Type | None) -> str:
+    """The message for a name that an object of this type has not; `field`: its path in the body."""
     forms = [each for each in _alternatives(kind) if isinstance(each, inspect.StructType)]
     for form in forms:
         remedies: Mapping[str, str] = getattr(form.cls, "remedies", {})
         if name in remedies:
-            return f"{name} is not supported: {remedies[name]}"
-    known = [field.encode_name for form in forms for field in form.fields]
+            remedy = remedies[name]
+            return remedy if name in remedy else f"{field} is not supported: {remedy}"
+    known = [each.encode_name for form in forms for each in form.fields]
     if similar := get_close_matches(name, known, n=1) if len(name) <= _LONGEST_NAME else []:
-        return f"unknown field {name}: did you mean {similar[0]}?"
-    return f"unknown field {name}: leave it out"
+        return f"unknown field {field}: did you mean {similar[0]}?"
+    return f"unknown field {field}: leave it out"
 
 
 def _words(kind: inspect.Type | None) -> str:
@@ -99,14 +101,16 @@ def _words(kind: inspect.Type | None) -> str:
         case inspect.UnionType(types=types):
             return " or ".join(_words(each) for each in types if not isinstance(each, inspect.NoneType))
         case inspect.LiteralType(values=values):
-            return f"one of {', '.join(map(str, values))}" if len(values) > 1 else str(values[0])
+            return f"one of {', '.join(map(str, values))}" if len(values) > 1 else repr(values[0])
         case inspect.IntType() | inspect.FloatType():
             return f"{_KINDS['int' if isinstance(kind, inspect.IntType) else 'float']}{_range(kind.ge, kind.le)}"
         case inspect.ListType():
-            most = f" of at most {kind.max_length}" if kind.max_length else " of at least one" * bool(kind.min_length)
-            return f"a list{most}, each {_words(kind.item_type)}"
+            most = f", at most {kind.max_length}" if kind.max_length else ", at least one" * bool(kind.min_length)
+            each = _words(kind.item_type)
+            return f"a list of texts{most}" if each == _KINDS["str"] else f"a list{most}, each {each}"
         case inspect.StructType():
-            return " with ".join(("an object", *(field.encode_name for field in kind.fields if field.required)))
+            required = ", ".join(field.encode_name for field in kind.fields if field.required)
+            return f"an object with {required}" if required else "an object"
         case _:
             return _SIMPLE.get(type(kind), "another value")
 

@@ -71,18 +71,18 @@ class _Body(Ignored, kw_only=True, forbid_unknown_fields=True):
     """The fields of all of them."""
 
     remedies: ClassVar[Mapping[str, str]] = {
-        "chat_template_kwargs": "the model's own template is applied: leave it out",
+        "chat_template_kwargs": "the model's own template is applied; leave it out",
         "instruction": "the model's own template is applied: put it into the query",
         "max_chunks_per_doc": "max_tokens_per_doc cuts a document",
         "max_tokens_per_query": "a query is never cut: send a shorter one",
         "messages": "send texts",
-        "padding": "no text is padded: leave it out",
+        "padding": "no text is padded; leave it out",
         "rank_fields": "send each document as one text",
         "return_text": "return_documents says it",
         "texts": "send documents",
         "truncate": "truncation says it, true or false",
-        "truncation_side": "a text is cut at its end: leave it out",
-        "use_activation": "the model's own activation is always applied: leave it out",
+        "truncation_side": "a text is cut at its end; leave it out",
+        "use_activation": "the model's own activation is always applied; leave it out",
     }
     """Of fields of other APIs that are not supported."""
 

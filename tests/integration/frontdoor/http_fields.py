@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from aggregator.errors import TokenbatchError
 from aggregator.model_server import PairTemplate
+from aggregator.request.request import Defaults, Failure
+from aggregator.scheduler.work_item import Priority
+from aggregator.sources.http.errors import error_of
+from aggregator.sources.http.generation import GenerationReader
+from aggregator.sources.http.service import HttpGenerationCall, ReadGeneration
+from aggregator.sources.wire.generation import parse
 from modelserver.engines.synthetic import scores
 from tests.integration.frontdoor.test_http import http_door
+from tests.support.fake_source import GRPC
+from tests.support.http_bodies import AnyRevision, room
 from tests.support.listening import DESCRIPTION, slow_engine
 
 PAGE = Path(__file__).parents[3] / "docs" / "http_fields.md"
@@ -18,8 +29,10 @@ _HEAD = """# Fields over HTTP
 
 Written by `python -m tests.integration.frontdoor.http_fields`, which sends each value; a test checks
 that the page is up to date. *Taken*: it means what it means there. *Ignored*: the answer is the same, and
-`x-tokenbatch-ignored` names the field. *Refused*: status 400, and the error names the field.
+`x-tokenbatch-ignored` names the field. *Refused*: status 400, with this message, which names the field and a remedy.
 """
+_REMEDY = re.compile(r"expected|send|leave it out|says it|did you mean|use |set |put it|takes it|pass|cuts|gives|needs")
+"""Words that say what to do instead; each refusal has some of them."""
 _TEXTS = ["who wrote hamlet", "rain in spain"]
 
 
@@ -35,11 +48,13 @@ class Field:
 OPENAI = [
     Field("input", "a text"),
     Field("input", ["a text", "another"]),
-    Field("input", [101, 7592, 102], "ids may be another model's; taken with `tokenizer`"),
+    Field("input", [101, 7592, 102]),
     Field("model", "minilm"),
     Field("encoding_format", "float"),
     Field("encoding_format", "base64"),
     Field("dimensions", 32, "of a Matryoshka model"),
+    Field("dimensions", "32"),
+    Field("dimensions", 33),
     Field("user", "someone", "the tenant, where callers do not authenticate"),
     Field("safety_identifier", "someone"),
     Field("metadata", {"a": "b"}),
@@ -47,25 +62,25 @@ OPENAI = [
 VLLM = [
     Field("truncate_prompt_tokens", -1, "truncates to what the model takes"),
     Field("truncate_prompt_tokens", 5),
-    Field("truncate_prompt_tokens", 0, "nothing would be left"),
+    Field("truncate_prompt_tokens", 0),
     Field("truncation_side", "left", "where `truncate_prompt_tokens` or `truncation` truncates"),
     Field("add_special_tokens", True),
-    Field("add_special_tokens", False, "send token ids without them"),
+    Field("add_special_tokens", False),
     Field("request_id", "mine"),
     Field("priority", -1),
     Field("encoding_format", "bytes"),
     Field("encoding_format", "bytes_only"),
     Field("embed_dtype", "float32"),
     Field("embed_dtype", "float16", "of `base64` and bytes"),
-    Field("embed_dtype", "bfloat16", "NumPy has no such type"),
+    Field("embed_dtype", "bfloat16"),
     Field("endianness", "big", "of `base64` and bytes; `native` is little"),
     Field("use_activation", False, "the same as `normalize`"),
     Field("padding", "do_not_pad"),
-    Field("padding", "max_length", "no text is padded"),
+    Field("padding", "max_length"),
     Field("cache_salt", "salt", "equal texts share one computation, no cache"),
     Field("mm_processor_kwargs", {"a": 1}, "of images"),
     Field("media_io_kwargs", {"image": {}}, "of images"),
-    Field("messages", [{"role": "user", "content": "a"}], "send the text as `input`"),
+    Field("messages", [{"role": "user", "content": "a"}]),
 ]
 VOYAGE = [
     Field("input_type", "query", "the model's own prompt, if it has one"),
@@ -73,29 +88,36 @@ VOYAGE = [
     Field("truncation", True, "absent: an input that is too long is refused, as at OpenAI"),
     Field("truncation", False),
     Field("output_dimension", 32, "of a Matryoshka model"),
+    Field("output_dimension", 33),
+    Field("input_type", "passage"),
+    Field("output_dtype", "int16"),
     *(Field("output_dtype", dtype) for dtype in ("float", "int8", "uint8", "binary", "ubinary")),
 ]
 JINA = [
-    Field("task", "retrieval.query", "`input_type` says it"),
+    Field("task", "retrieval.query"),
     Field("late_chunking", True, "the inputs are the chunks of one document"),
-    Field("embedding_type", "float", "`output_dtype` says it"),
+    Field("embedding_type", "float"),
+    Field("normalized", True),
+    Field("truncate", True),
+    Field("return_multivector", True),
 ]
 OWN = [
     Field("normalize", False),
     Field("priority", "background"),
     Field("tokenizer", "f", "the fingerprint that `GET /v1/models` shows: token ids are its own"),
-    Field("wings", 2, "any field that is not known"),
+    Field("inputs", "a text"),
+    Field("wings", 2),
 ]
 DOCUMENTS = [
     Field("inputs", [["a text", "another"], ["a third"]], "the chunks of each document"),
-    Field("inputs", ["a text"], "Voyage's client sends `[[...]]`"),
+    Field("inputs", ["a text"]),
     Field("model", "minilm"),
     Field("input_type", "query", "a text by itself is then embedded whole, as a query"),
     Field("input_type", "document", "the model's own prompt is seen, and belongs to no chunk"),
     *(Field("output_dtype", dtype) for dtype in ("float", "int8", "uint8", "binary", "ubinary")),
     Field("output_dimension", 32, "of a Matryoshka model"),
     Field("encoding_format", "base64"),
-    Field("enable_auto_chunking", True, "chunks are the caller's: pass the client a `chunk_fn`"),
+    Field("enable_auto_chunking", True),
     Field("chunk_size", 512),
     Field("priority", "background"),
 ]
@@ -138,10 +160,15 @@ RERANK = [
     Field("priority", 1),
     Field("request_id", "mine"),
     Field("cache_salt", "salt", "equal pairs share one computation, no cache"),
-    Field("use_activation", False, "the model's own activation is always applied"),
+    Field("use_activation", False),
+    Field("max_tokens_per_query", 5),
+    Field("max_chunks_per_doc", 1),
+    Field("rank_fields", ["text"]),
+    Field("instruction", "be strict"),
 ]
 VOYAGE_RERANK = [
     Field("top_k", 1),
+    Field("top_k", -1),
     Field("truncation", True),
     Field("truncation", False, "a pair that is too long is refused"),
     Field("return_documents", True),
@@ -177,18 +204,100 @@ SCORE_FORMS: list[tuple[str, str, dict[str, Any], list[Field]]] = [
 ]
 
 
-async def tried(session: Any, path: str, body: dict[str, Any], field: Field) -> str:
-    """What becomes of a field; it is asserted that a refusal names it."""
+_SAMPLING = [
+    Field("max_tokens", 5),
+    Field("temperature", 0.5),
+    Field("temperature", -1),
+    Field("top_p", 0.9),
+    Field("top_p", 0),
+    Field("seed", 5),
+    Field("stop", ["."]),
+    Field("presence_penalty", 1),
+    Field("frequency_penalty", 3),
+    Field("stream", True),
+    Field("stream_options", {"include_usage": True}),
+    Field("user", "someone", "the tenant, where callers do not authenticate"),
+    Field("n", 1),
+    Field("n", 2),
+    Field("logit_bias", {"5": 1}),
+    Field("top_k", 5, "-1 and 0: all"),
+    Field("min_p", 0.1),
+    Field("min_tokens", 1),
+    Field("repetition_penalty", 1.1),
+    Field("stop_token_ids", [5]),
+    Field("ignore_eos", True),
+    Field("guided_json", {"type": "object"}),
+    Field("priority", "background"),
+    Field("priority", "high"),
+    Field("wings", 2),
+]
+COMPLETION = [
+    Field("prompt", "a text"),
+    Field("prompt", ["a text", "another"]),
+    *_SAMPLING,
+    Field("best_of", 2),
+    Field("echo", True),
+    Field("suffix", "an end"),
+    Field("logprobs", 3),
+    Field("logprobs", 21),
+]
+CHAT = [
+    Field("messages", [{"role": "user", "content": "hi", "name": "ada"}]),
+    Field("messages", [{"role": "user", "content": [{"type": "image_url"}]}]),
+    Field("messages", [{"role": "user"}]),
+    *_SAMPLING,
+    Field("max_completion_tokens", 5),
+    Field("logprobs", True),
+    Field("top_logprobs", 3),
+    Field("response_format", {"type": "text"}),
+    Field("response_format", {"type": "json_object"}),
+    Field("tools", [{"type": "function"}]),
+    Field("tool_choice", "required"),
+]
+_GENERATION = GenerationReader(AnyRevision(), trusts_token_ids=False)
+_DEFAULTS = Defaults(GRPC, "smol", Priority.INTERACTIVE)
+GENERATION_FORMS: list[tuple[str, str, ReadGeneration, dict[str, Any], list[Field]]] = [
+    ("OpenAI and vLLM", "/v1/completions", _GENERATION.completion, {"prompt": "a"}, COMPLETION),
+    (
+        "OpenAI and vLLM",
+        "/v1/chat/completions",
+        _GENERATION.chat,
+        {"messages": [{"role": "user", "content": "a"}]},
+        CHAT,
+    ),
+]
+
+
+async def tried(session: Any, path: str, body: dict[str, Any], field: Field) -> tuple[str, str]:
+    """What becomes of a field, and what is to be known of that."""
     body = {**body, field.name: field.value}
     if field.name == "inputs":
         body.pop("texts", None)
     async with session.post(path, json=body) as response:
         if response.status == 200:
-            return "ignored" if field.name in response.headers.get("x-tokenbatch-ignored", "").split(", ") else "taken"
+            ignored = response.headers.get("x-tokenbatch-ignored", "").split(", ")
+            return "ignored" if field.name in ignored else "taken", field.note
         error = (await response.json())["error"]
         assert response.status == 400, error
-        assert str(error["param"]).startswith(field.name), error
-        return "refused"
+        return "refused", refusal(error, field)
+
+
+def read(reads: ReadGeneration, body: dict[str, Any], field: Field) -> tuple[str, str]:
+    """The same of a generation, without a server."""
+    try:
+        message, asked = reads(json.dumps({**body, field.name: field.value}).encode(), _DEFAULTS, "r")
+        parse(message, _DEFAULTS, HttpGenerationCall(room(), asked), received_s=0.0, wall_s=0.0)
+    except TokenbatchError as error:
+        return "refused", refusal(error_of(Failure.of(error)), field)
+    return "taken", field.note
+
+
+def refusal(error: dict[str, Any], field: Field) -> str:
+    """Its message, which names the field as it was sent, and what to do."""
+    assert str(error["param"]).startswith(field.name), error
+    assert field.name in error["message"], error
+    assert _REMEDY.search(error["message"]), error
+    return str(error["message"])
 
 
 async def page() -> str:
@@ -196,12 +305,19 @@ async def page() -> str:
     for engine, forms in ((slow_engine(), FORMS), (slow_engine(RANKS, compute=scores), SCORE_FORMS)):
         async with http_door(engine) as (_, session):
             for name, path, body, fields in forms:
-                lines += [f"## {name}, `POST {path}`\n", "| field | value | | |", "|---|---|---|---|"]
-                for field in fields:
-                    found = await tried(session, path, body, field)
-                    lines.append(f"| `{field.name}` | `{json.dumps(field.value)}` | {found} | {field.note} |")
-                lines.append("")
+                found = [await tried(session, path, body, field) for field in fields]
+                lines += section(name, path, fields, found)
+    for name, path, reads, body, fields in GENERATION_FORMS:
+        lines += section(name, path, fields, [read(reads, body, field) for field in fields])
     return "\n".join(lines)
+
+
+def section(name: str, path: str, fields: Sequence[Field], found: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """The lines of a form's table."""
+    yield from (f"## {name}, `POST {path}`\n", "| field | value | | |", "|---|---|---|---|")
+    for field, (becomes, note) in zip(fields, found, strict=True):
+        yield f"| `{field.name}` | `{json.dumps(field.value)}` | {becomes} | {note} |"
+    yield ""
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class EmbedBody(Ignored, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/embed` and `/v2/embed`: what one of them has not, it takes."""
 
     remedies: ClassVar[Mapping[str, str]] = {
-        "images": "texts alone are embedded: leave it out",
+        "images": "texts alone are embedded; leave it out",
         "input": "send texts; POST /v1/embeddings takes OpenAI's",
     }
 
