@@ -105,7 +105,7 @@ class Aggregator:
             default_model=settings.models[0].name,
             models=self._models,
             give_up=self._pipeline.give_up,
-            load=Load(_limits(settings), self._metrics),
+            load=Load(_limits(settings), self._metrics, ledger=self._ledger),
             authentication=open_authentication(settings.grpc.authentication),
             tracing=tracing,
         )

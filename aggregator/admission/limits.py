@@ -1,7 +1,7 @@
 """Decide whether a call is admitted once its tokens are counted.
 
-The limits are checked in this order, and the caller gets the error of the first one that is reached: the size of the
-reply, the tenant's token rate, the tokens that the model and the tenant hold, the time to the first token.
+The limits are checked in this order, and the caller gets the error of the first one that is reached: the tenant's token
+rate, the tokens that the model and the tenant hold, the time to the first token, the memory of the answer.
 Before that a call can be refused by its source (credential, calls and bytes in flight, its message), by its route
 (deadline, model, options) and by its token count.
 """
@@ -13,9 +13,8 @@ from collections.abc import Callable, Collection
 from math import inf
 
 from aggregator.admission.quotas import Quotas
-from aggregator.errors import Code, InvalidRequest, Overloaded, TokenbatchError
+from aggregator.errors import Code, Overloaded, TokenbatchError
 from aggregator.request.request import Failure, Request
-from aggregator.request.vector import vector_bytes
 from aggregator.scheduler.bounds import Admission, Bound
 from aggregator.scheduler.dispatcher import Dispatcher
 from aggregator.scheduler.generating_replica import first_token_in_s
@@ -38,12 +37,8 @@ _TOO_LATE = Failure(
 class AdmissionLimits:
     """The limits of all models and tenants. `jitter` in [0, 1) spreads the retries of refused callers."""
 
-    def __init__(
-        self, quotas: Quotas, *, max_reply_bytes: int = 16 * 1024 * 1024, jitter: Callable[[], float] = random.random
-    ) -> None:
-        """`max_reply_bytes`: of the vectors of one reply."""
+    def __init__(self, quotas: Quotas, *, jitter: Callable[[], float] = random.random) -> None:
         self._quotas = quotas
-        self._max_reply_bytes = max_reply_bytes
         self._jitter = jitter
 
     def refusal(
@@ -53,18 +48,17 @@ class AdmissionLimits:
         error = self._reached(request, token_count, admission, dispatcher, now_s)
         if error is not None:
             return Failure.of(error)
-        return _TOO_LATE if _is_late(request, token_count, dispatcher, now_s) else None
+        if _is_late(request, token_count, dispatcher, now_s):
+            return _TOO_LATE
+        try:
+            request.source.reserve(request)
+        except TokenbatchError as unheld:
+            return Failure.of(unheld)
+        return None
 
     def _reached(
         self, request: Request, token_count: int, admission: Admission, dispatcher: Dispatcher, now_s: float
     ) -> TokenbatchError | None:
-        reply_bytes = request.vector_count * vector_bytes(request.options.dimensions, request.options.encoding)
-        if reply_bytes > self._max_reply_bytes:
-            return InvalidRequest(
-                f"the vectors would have {reply_bytes} bytes: at most {self._max_reply_bytes} are sent;"
-                " ask for fewer inputs, fewer dimensions or a smaller encoding",
-                "inputs",
-            )
         tenant = request.tenant
         wait_s = self._quotas.wait_s(tenant, token_count, now_s)
         if wait_s:

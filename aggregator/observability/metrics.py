@@ -61,6 +61,7 @@ class Limit(StrEnum):
     SHARE_OF_CALLS = "share_of_calls"
     SHARE_OF_BYTES = "share_of_bytes"
     SHARE_OF_STREAMS = "share_of_streams"
+    SLOW = "slow"  # others need the room of a message that arrives slowly
     ARRIVING = "arriving"  # too many messages are on their way in
     SILENT = "silent"  # no message came
 

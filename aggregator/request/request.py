@@ -325,6 +325,12 @@ class Source(ABC):
     async def run(self) -> None:
         """Do the work beside receiving, until cancelled."""
 
+    def reserve(self, request: Request) -> None:
+        """Hold the room of a request's answer, whose options are complete; a source that pauses did so before.
+
+        Raises TokenbatchError, if there is none.
+        """
+
     def receive_now(self) -> None:
         """A model server has room: hand out the requests that were held back to be batched."""
 

@@ -17,6 +17,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from typing_extensions import override
 
+from aggregator.admission.ledger import Ledger
 from aggregator.errors import Code, InvalidRequest, ModelServerLost, TokenbatchError
 from aggregator.model_server import OutgoingBatch, differences
 from aggregator.observability.metrics import Metrics
@@ -66,7 +67,12 @@ def _give_up(request: Request) -> None:
 
 def _calls(known: Authentication | None) -> GrpcCalls:
     defaults = Defaults(GRPC, "m", Priority.INTERACTIVE, max_inputs=4)
-    load = Load(Limits(max_calls=2, max_pending_bytes=100_000, max_streams=1), Metrics(MetricsBuffer()), lambda: 0.5)
+    load = Load(
+        Limits(max_calls=2, max_streams=1),
+        Metrics(MetricsBuffer()),
+        lambda: 0.5,
+        ledger=Ledger(1_000_000, intake_share=0.0),
+    )
     return GrpcCalls(
         _Batcher(lambda now_s: now_s),
         _give_up,
@@ -105,7 +111,7 @@ def check_call(data: bytes) -> None:
         metadata.append((_METADATA[kind % 4], content if kind & 4 else content.decode("latin-1")))
     name = cut.field()
     asyncio.run(_serve(calls, _context(metadata, {certificate: [name]} if name else {}), cut.rest()))
-    assert (calls.load.calls.total, calls.load.bytes.total) == (0, 0), "What a call held was not given back."
+    assert (calls.load.calls.total, calls.load.ledger.callers.total) == (0, 0), "What a call held was not given back."
 
 
 async def _serve(calls: GrpcCalls, context: Context, data: bytes) -> None:

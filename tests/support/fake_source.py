@@ -28,6 +28,7 @@ class FakeSource(Source):
     paused: Callable[[str, Priority], bool] = field(default=lambda _, __: False)
     delivering: asyncio.Event = field(default_factory=asyncio.Event)
     on_reply: Callable[[Request], None] = field(default=lambda _: None)
+    on_reserve: Callable[[Request], None] = field(default=lambda _: None)
 
     def __post_init__(self) -> None:
         self.delivering.set()
@@ -42,6 +43,9 @@ class FakeSource(Source):
         for request in requests:
             self.on_reply(request)
         yield requests
+
+    def reserve(self, request: Request) -> None:
+        self.on_reserve(request)
 
     def pause(self, away: Callable[[str, Task], bool], full: Callable[[str, Priority], bool]) -> None:
         self.paused = lambda model, priority: away(model, Task.EMBED) or full(model, priority)

@@ -151,7 +151,7 @@ class FakedPipeline:
         self.pipeline.sources += [self.kafka, self.grpc]
         self.committed_offset = CommittedOffset("requests", 0, 0)
         self._offset = 0
-        self._load = Load(Limits(max_calls=100_000, max_pending_bytes=1, max_streams=1), Metrics(MetricsBuffer()))
+        self._load = Load(Limits(max_calls=100_000, max_streams=1), Metrics(MetricsBuffer()))
 
     @property
     def members(self) -> PoolMembers:

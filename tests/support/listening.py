@@ -19,6 +19,7 @@ import pytest
 from google.protobuf.message import Message
 from opentelemetry.sdk.metrics.export import NumberDataPoint
 
+from aggregator.admission.ledger import MEMORY_BYTES, Ledger
 from aggregator.admission.models import Model, Models
 from aggregator.app import make_limits
 from aggregator.model_server import ServerDescription
@@ -115,12 +116,13 @@ async def listening(
     settings: Mapping[str, Any] | None = None,
     limits: Mapping[str, Any] | None = None,
     max_held_tokens: int = 100_000,
+    memory_bytes: int = MEMORY_BYTES // 2,
     ready_aggregators: Callable[[], int] = lambda: 1,
     credentials: grpc.ChannelCredentials | None = None,
 ) -> AsyncGenerator[Listening]:
     """A front door over `engines` (one quick one when none is given).
 
-    `settings` are those of the aggregator's file, `limits` those of the listener.
+    `settings` are those of the aggregator's file, `limits` those of the listener, `memory_bytes` the ledger.
     """
     pooled = engines or (slow_engine(),)
     chosen: dict[str, Any] = {
@@ -144,7 +146,7 @@ async def listening(
         default_model=configured.models[0].name,
         models=models,
         give_up=pipeline.give_up,
-        load=Load(Limits(**(limits or {})), metrics),
+        load=Load(Limits(**(limits or {})), metrics, ledger=Ledger(memory_bytes, intake_share=0.0)),
         authentication=open_authentication(configured.grpc.authentication),
         tracing=Tracing(),
     )

@@ -24,6 +24,7 @@ from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.callers import Authentication, Callers, Identity, tenant_holder
 from aggregator.sources.calls.load import Load, Room
 from aggregator.sources.wire.decode import SMALL_BYTES
+from aggregator.sources.wire.encode import answer_bytes, made_bytes
 from aggregator.sources.wire.message import Message
 from aggregator.sources.wire.values import decode_request
 
@@ -46,6 +47,14 @@ class Call:
         self.room = room
         self._completed = False
         self._waiter: asyncio.Future[None] | None = None
+
+    def reserve(self, request: Request) -> None:
+        """Hold the room of the answer and of what is made of the inputs. Raises Overloaded or InvalidRequest."""
+        self.room.widen(made_bytes(request) + self.answer_bytes(request))
+
+    def answer_bytes(self, request: Request) -> int:
+        """The size of the answer as it will be written; the request's options are complete."""
+        return answer_bytes(request, request.options.dimensions)
 
     def complete(self, request: Request) -> None:
         """Every input of its request has an outcome."""
@@ -322,6 +331,10 @@ class CallSource(Source):
         for request in requests:
             call_of(request).complete(request)
         yield requests
+
+    @override
+    def reserve(self, request: Request) -> None:
+        call_of(request).reserve(request)
 
     @override
     def progressed(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Limit the calls, bytes and streams in flight, before tokens are counted, and share them fairly.
+"""Limit the calls, bytes and streams in flight, and share them fairly. The bytes are the callers' part of the ledger.
 
 Each tenant is held to a share, where a tenant is known. A caller can invent a tenant unless authentication is on, so
 then each connection is held to a share as well.
@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+from aggregator.admission.ledger import MEMORY_BYTES, Holders, Ledger, LedgerFull, Reached, too_much
 from aggregator.errors import Overloaded
 from aggregator.observability.metrics import Limit, Metrics
 from aggregator.scheduler.bounds import SharedBound
 
-Holders = tuple[str, ...]
-"""Whose shares a call counts against: a tenant, a connection."""
-
 _RETRY_AFTER_S = 0.1  # about the time of a call in flight
+_TICK_S = 0.01  # no message is infinitely fast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The limits of all listeners together; calls above are refused with RESOURCE_EXHAUSTED, or wait in the client.
 
-    `max_calls`: requests in flight, those on streams included. `max_pending_bytes`: of these requests together.
+    `max_calls`: requests in flight, those on streams included.
     `max_streams`: open EmbedStream calls; when one more comes, one that has been silent for 5 s is ended.
     `max_connections`: open connections of each listener. `stream_window`: requests in flight on one stream.
     `max_inputs`: of one request.
@@ -36,7 +36,6 @@ class Limits:
 
     max_calls: int = 4096
     max_connections: int = 4096
-    max_pending_bytes: int = 64 * 1024 * 1024
     max_streams: int = 48
     stream_window: int = 256
     max_inputs: int = 1024
@@ -55,6 +54,7 @@ _WORDS = {
     Limit.SHARE_OF_BYTES: "your share of the bytes in flight is used up: try again later, or send less",
     Limit.SHARE_OF_STREAMS: "your share of the streams is used up: send more on one of yours, or try again later",
     Limit.ARRIVING: "too many messages are being received: try again later",
+    Limit.SLOW: "the requests in flight hold too many bytes, and this message arrives slowest: try again later",
     Limit.SILENT: "the complete message did not arrive within 5 s: the call is over",
 }
 
@@ -62,14 +62,24 @@ _WORDS = {
 class Load:
     """Calls, bytes and streams in flight. `jitter` in [0, 1) spreads the retries of refused calls."""
 
-    def __init__(self, limits: Limits, metrics: Metrics, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        metrics: Metrics,
+        jitter: Callable[[], float] = random.random,
+        *,
+        ledger: Ledger | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.limits = limits
+        self.ledger = ledger or Ledger(MEMORY_BYTES, intake_share=0.0)
         self.calls = SharedBound(limits.max_calls)
-        self.bytes = SharedBound(limits.max_pending_bytes)
         self.streams = SharedBound(limits.max_streams)
         self.metrics = metrics
         self._jitter = jitter
-        metrics.watch_calls(lambda: (self.calls.total, self.bytes.total, self.streams.total))
+        self._clock = clock
+        self._arriving: dict[Room, tuple[float, Callable[[Overloaded], None]]] = {}
+        metrics.watch_calls(lambda: (self.calls.total, self.ledger.callers.total, self.streams.total))
 
     def enter(self, holders: Holders) -> Room:
         """Count a request in. Raises Overloaded without room for it."""
@@ -91,6 +101,28 @@ class Load:
         if not bound.fits_share(holders, amount):
             raise self.refusal(share)
 
+    def arrives(self, room: Room, end: Callable[[Overloaded], None]) -> None:
+        """A request's message begins to arrive; `end` ends it, and drops what came, where others need the room."""
+        self._arriving[room] = self._clock(), end
+
+    def arrived(self, room: Room) -> None:
+        """It is there, or its call is over."""
+        self._arriving.pop(room, None)
+
+    def make_room(self, room: Room) -> bool:
+        """End the message that arrives slowest, if that is not the one of `room`; False: there is none."""
+        now_s = self._clock()
+        slowest = min(
+            (each for each in self._arriving if each.size_bytes),
+            key=lambda each: each.size_bytes / max(_TICK_S, now_s - self._arriving[each][0]),
+            default=room,
+        )
+        if slowest is room:
+            return False
+        _, end = self._arriving.pop(slowest)
+        end(self.refusal(Limit.SLOW))
+        return True
+
     def refusal(self, limit: Limit) -> Overloaded:
         self.metrics.calls_refused.add(1, limit)
         return Overloaded(_WORDS[limit], _RETRY_AFTER_S * (1.0 + self._jitter()))
@@ -111,51 +143,74 @@ class RateLimit:
 
 
 class Room:
-    """The calls and bytes that one request holds, from its arrival until it is answered, refused or cancelled."""
+    """The call and the bytes that one request holds, from its arrival until its answer is taken, or it is cancelled."""
 
-    __slots__ = ("_load", "_work", "holders", "size_bytes")
+    __slots__ = ("_load", "_reservation", "_work")
 
     def __init__(self, load: Load, holders: Holders) -> None:
-        self.holders = holders
-        self.size_bytes = 0
+        self._reservation = load.ledger.reserve(holders)
         self._work: asyncio.Future[None] | None = None
         self._load = load
         load.calls.take(holders, 1)
 
+    @property
+    def holders(self) -> Holders:
+        return self._reservation.holders
+
+    @property
+    def size_bytes(self) -> int:
+        return self._reservation.size_bytes
+
     def widen(self, size_bytes: int) -> None:
-        """Add to the bytes held. Raises Overloaded if they are not free."""
-        self._load.check(self._load.bytes, self.holders, size_bytes, Limit.BYTES, Limit.SHARE_OF_BYTES)
-        self.charge(size_bytes)
+        """Add to the bytes held. Raises Overloaded if they are not free, InvalidRequest if they never are."""
+        while True:
+            try:
+                self._reservation.grow(size_bytes)
+            except LedgerFull as full:
+                if full.reached is Reached.NEVER:
+                    raise too_much(self.size_bytes + size_bytes, self._load.ledger.largest) from None
+                if full.reached is Reached.SHARE:
+                    raise self._load.refusal(Limit.SHARE_OF_BYTES) from None
+                if not self._load.make_room(self):
+                    raise self._load.refusal(Limit.BYTES) from None
+            else:
+                return
 
     def charge(self, size_bytes: int) -> None:
         """Add to the bytes held, whether or not they are free; negative to release."""
-        self.size_bytes += size_bytes
-        self._load.bytes.take(self.holders, size_bytes)
+        self._reservation.charge(size_bytes)
 
     def also_count_for(self, holder: str) -> None:
         """Count it against the share of one more holder. Raises Overloaded when that share is used up."""
-        load = self._load
-        for bound, amount, limit in (
-            (load.calls, 1, Limit.SHARE_OF_CALLS),
-            (load.bytes, self.size_bytes, Limit.SHARE_OF_BYTES),
-        ):
-            bound.give_back(self.holders, amount)
-            fits = bound.fits_share((holder,), amount)
-            bound.take(self.holders, amount)
-            if not fits:
-                raise load.refusal(limit)
-        load.calls.also_count_for(holder, 1)
-        load.bytes.also_count_for(holder, self.size_bytes)
-        self.holders += (holder,)
+        load, calls = self._load, self._load.calls
+        calls.give_back(self.holders, 1)
+        fits = calls.fits_share((holder,), 1)
+        calls.take(self.holders, 1)
+        if not fits:
+            raise load.refusal(Limit.SHARE_OF_CALLS)
+        try:
+            self._reservation.also_count_for(holder)
+        except LedgerFull:
+            raise load.refusal(Limit.SHARE_OF_BYTES) from None
+        calls.also_count_for(holder, 1)
+
+    def arrives(self, end: Callable[[Overloaded], None]) -> None:
+        """Its message begins to arrive; `end` ends it where others need the room."""
+        self._load.arrives(self, end)
+
+    def arrived(self) -> None:
+        """Its message is there."""
+        self._load.arrived(self)
 
     def keep_until(self, work: asyncio.Future[None]) -> None:
         self._work = work
 
     def leave(self, _: object = None) -> None:
         """Release it all. Can be the callback of a task."""
+        self._load.arrived(self)
         work, self._work = self._work, None
         if work is not None and not work.done():
             work.add_done_callback(self.leave)
             return
         self._load.calls.give_back(self.holders, 1)
-        self._load.bytes.give_back(self.holders, self.size_bytes)
+        self._reservation.free()

@@ -50,8 +50,8 @@ _MAX_MESSAGE_BYTES = 64 * 1024
 """The largest message to health or reflection."""
 _STREAM_AGE_SHARE = 0.9
 """Share of the grace that gRPC gives the calls of an old connection: a stream ends before it is cut off."""
-_FEWEST_PLACES = 4
-"""Messages that are received at a time; more, as long as they fit `max_pending_bytes` at their largest."""
+_PLACES = 16
+"""Messages that gRPC receives at a time, which nobody can count before they are whole: 64 MiB of the largest."""
 
 
 class GrpcSource(CallSource):
@@ -61,8 +61,7 @@ class GrpcSource(CallSource):
         """Raises StartError for certificates that cannot be used."""
         limits = served.load.limits
         super().__init__(GRPC, served, limits.max_inputs)
-        places = max(_FEWEST_PLACES, limits.max_pending_bytes // limits.max_message_bytes)
-        reading = Reading(places, served.load)
+        reading = Reading(_PLACES, served.load)
         calls = GrpcCalls(self._batcher, served.give_up, self._callers, served.load, reading=reading)
         telemetry = CallTelemetry(served.tracing, served.load.metrics)
         self._service = EmbeddingsService(
@@ -225,7 +224,7 @@ class _Health(health.aio.HealthServicer):
 def _options(limits: Limits) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", limits.max_message_bytes),
-        ("grpc.max_send_message_length", -1),  # held to max_reply_bytes before
+        ("grpc.max_send_message_length", -1),  # held to the ledger before
         ("grpc.max_metadata_size", limits.max_metadata_bytes),
         ("grpc.absolute_max_metadata_size", limits.max_metadata_bytes),
         ("grpc.max_concurrent_streams", limits.max_calls_per_connection),

@@ -16,13 +16,14 @@ import grpc.aio
 from google.protobuf.message import Message as ProtobufMessage
 from google.rpc import error_details_pb2, status_pb2
 
+from aggregator.admission.ledger import Holders
 from aggregator.errors import Code, InvalidRequest
 from aggregator.observability.calls import CallTelemetry, RpcCall
 from aggregator.observability.metrics import Limit
 from aggregator.request.request import Failure, Request
 from aggregator.sources.calls.callers import CertificateNames, Identity, check_repeated
 from aggregator.sources.calls.calls import Call, Calls, failure_of
-from aggregator.sources.calls.load import Holders, Load, Room
+from aggregator.sources.calls.load import Load, Room
 from aggregator.sources.wire.decode import SMALL_BYTES, decode_embed, head
 from aggregator.sources.wire.encode import MAX_ECHOED, fill_status
 from aggregator.sources.wire.message import Message

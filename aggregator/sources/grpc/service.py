@@ -9,6 +9,7 @@ from operator import itemgetter
 
 import grpc
 
+from aggregator.admission.ledger import Holders
 from aggregator.admission.models import Models
 from aggregator.observability.calls import CallTelemetry
 from aggregator.observability.metrics import Limit
@@ -16,7 +17,6 @@ from aggregator.request.request import Failure, Request
 from aggregator.request.vector import Vector
 from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.calls import call_of
-from aggregator.sources.calls.load import Holders
 from aggregator.sources.grpc.reading import Context, GrpcCalls, RpcMethod, answering
 from aggregator.sources.grpc.stream import OVER, OpenStream
 from aggregator.sources.wire.encode import is_large

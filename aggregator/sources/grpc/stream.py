@@ -13,13 +13,12 @@ from typing_extensions import override
 from aggregator.admission.models import Models
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Request
-from aggregator.request.vector import vector_bytes
 from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, call_of, failure_of
 from aggregator.sources.calls.load import Room
 from aggregator.sources.grpc.reading import Context, GrpcCalls, read_embed, refusal
-from aggregator.sources.wire.encode import is_large, to_protobuf
+from aggregator.sources.wire.encode import answer_bytes, is_large, made_bytes, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
@@ -36,6 +35,10 @@ class _StreamedCall(Call):
     def __init__(self, stream: OpenStream, room: Room) -> None:
         super().__init__(room)
         self._stream = stream
+
+    @override
+    def reserve(self, request: Request) -> None:
+        """Was done when it arrived: what a stream holds stops its reading."""
 
     @override
     def complete(self, request: Request) -> None:
@@ -141,7 +144,8 @@ class OpenStream:
             call = _StreamedCall(self, room)
             read = partial(read_embed, call)
             request = await self._calls.take_large(message, self._identity, self._deadline_s, room, read)
-            room.widen(self._answer_bytes(request))
+            dimensions = self._models.dimensions(request.model)
+            room.widen(made_bytes(request) + answer_bytes(request, dimensions))
         except Exception as error:  # noqa: BLE001 - an unexpected error must not end the stream for all other requests
             if room is not None:
                 self._leave(room)
@@ -150,11 +154,6 @@ class OpenStream:
         self._unanswered_bytes += room.size_bytes
         self._in_flight.add(request)
         self._calls.submit(request)
-
-    def _answer_bytes(self, request: Request) -> int:
-        options = request.options
-        dimensions = options.dimensions or self._models.dimensions(request.model)
-        return request.vector_count * vector_bytes(dimensions, options.encoding)
 
     def _leave(self, room: Room) -> None:
         self._rooms.remove(room)

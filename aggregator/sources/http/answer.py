@@ -86,6 +86,10 @@ class Answer(ABC):
     def write(self, request: Request) -> bytes:
         """The body, if each input has a result."""
 
+    @abstractmethod
+    def size_bytes(self, request: Request) -> int:
+        """About the size of the body, before there are results."""
+
     def takes_long(self, request: Request) -> bool:
         """Whether it is to be written on a thread."""
         return is_large(request)

@@ -50,13 +50,17 @@ class HttpCalls(Calls):
     def received(self, exchange: HttpExchange) -> float:
         """Count what has come of its body. Returns how long to wait (s) until more is read. Raises TokenbatchError.
 
-        If its length is known, room for all of it is taken before.
+        What it announces takes no room.
         """
         room, size_bytes = exchange.held_room, exchange.arrived_bytes
         if size_bytes > self.load.limits.max_message_bytes:
             raise self._too_large()
-        if exchange.length > room.size_bytes:
-            room.widen(exchange.length - room.size_bytes)
+        if exchange.has_body:
+            room.arrived()
+        elif not room.size_bytes:
+            room.arrives(exchange.give_way)
+        if size_bytes > room.size_bytes:
+            room.widen(size_bytes - room.size_bytes)
         if size_bytes <= SMALL_BYTES:
             return 0.0
         new = exchange.body[exchange.counted_bytes :]

@@ -8,7 +8,7 @@ from math import ceil, inf
 
 from typing_extensions import override
 
-from aggregator.errors import InvalidRequest, shown
+from aggregator.errors import InvalidRequest, Overloaded, shown
 from aggregator.observability.calls import HttpCall
 from aggregator.sources.calls.callers import CertificateNames, Identity
 from aggregator.sources.calls.load import Room
@@ -31,6 +31,12 @@ class HttpExchange(Exchange):
     def held_room(self) -> Room:
         assert self.room is not None, "A request is served that has no room. This is a bug."
         return self.room
+
+    def give_way(self, error: Overloaded) -> None:
+        """Others need the room of its body, which arrives slowly."""
+        self.body = b""
+        self.held_room.charge(-self.held_room.size_bytes)
+        self.fail(error)
 
     def wait_s(self) -> float:
         """How long its caller waits: `x-request-timeout`, or the header of OpenAI's clients. Raises InvalidRequest.

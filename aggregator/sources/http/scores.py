@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil
+from sys import getsizeof
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -198,6 +199,10 @@ def read_classify(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.
     return pb.ScoreRequest(pairs=pairs, **asked.fields(defaults, request_id)), Classes(asked.ignored())
 
 
+_RESULT_BYTES, _SCORE_BYTES = 250, 22
+"""Of a response for each text, and for each of its scores."""
+
+
 class _Scores(Answer):
     """The fields that all answers share.
 
@@ -219,6 +224,12 @@ class _Scores(Answer):
             each.code in _OF_ONE_TEXT and not each.retryable for each in failures
         )
         return None if apart else super().failure(request)
+
+    @override
+    def size_bytes(self, request: Request) -> int:
+        scoring = request.scoring
+        texts = sum(map(getsizeof, request.inputs)) if scoring is not None and scoring.return_documents else 0
+        return len(request.inputs) * (_RESULT_BYTES + _SCORE_BYTES * request.options.dimensions) + 2 * texts
 
     def body(self, request: Request, **fields: object) -> bytes:
         count = token_count(request)

@@ -78,18 +78,22 @@ class DeadlinePassed(TokenbatchError):
 class AnsweredCall(Call):
     """The origin of a request that no task waits for: its completion writes the response.
 
-    `needs_all`: it is over with the first input that fails.
+    `form`: says whether it is over with the first input that fails, and how large the response will be.
     """
 
-    __slots__ = ("_answer", "_needs_all")
+    __slots__ = ("_answer", "_form")
 
-    def __init__(self, room: Room, answer: Callable[[Request], None], *, needs_all: bool) -> None:
+    def __init__(self, room: Room, answer: Callable[[Request], None], form: Answer) -> None:
         super().__init__(room)
         self._answer = answer
-        self._needs_all = needs_all
+        self._form = form
 
     def is_over(self, request: Request) -> bool:
-        return not request.remaining or (request.failed and self._needs_all)
+        return not request.remaining or (request.failed and self._form.needs_all)
+
+    @override
+    def answer_bytes(self, request: Request) -> int:
+        return self._form.size_bytes(request)
 
     @override
     def complete(self, request: Request) -> None:
@@ -206,7 +210,7 @@ class OpenAIService(Service):
         self, read: Read, exchange: HttpExchange, room: Room, data: bytes, identity: Identity
     ) -> tuple[Message, Call]:
         message, answer = read(data, identity.defaults, exchange.request_id)
-        return message, AnsweredCall(room, partial(self._answer, exchange, answer), needs_all=answer.needs_all)
+        return message, AnsweredCall(room, partial(self._answer, exchange, answer), answer)
 
     def _submit(self, exchange: HttpExchange, request: Request) -> None:
         call = call_of(request)

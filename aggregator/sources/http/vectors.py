@@ -6,6 +6,7 @@ import json
 from binascii import b2a_base64
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import numpy as np
 from typing_extensions import override
 
 from aggregator.request.request import Request
-from aggregator.request.vector import EncodedRows, Vector
+from aggregator.request.vector import EncodedRows, Vector, vector_bytes
 from aggregator.sources.http.answer import Answer, token_count
 from protos.embedding.v1 import embedding_pb2 as pb
 
@@ -22,16 +23,36 @@ MANY_FLOATS = 16_384
 _HALF_RANGE = 0x80  # turns the sign bit of a byte over, which adds 128 or takes it away
 
 
+VECTOR_BYTES, ANSWER_BYTES = 80, 1024
+"""Of a response beside each vector, and beside all of them."""
+
+
+def joined(pieces: Iterable[bytes]) -> bytes:
+    """The pieces, which are not all held beside the whole."""
+    whole = BytesIO()
+    whole.writelines(pieces)
+    return whole.getvalue()
+
+
 @dataclass(frozen=True, slots=True)
 class Dtype:
     """A vector's numbers in a response: bytes of an encoding, read as `numpy_type`.
 
     `is_shifted`: each byte is moved by 128, so that signed numbers become unsigned and the other way round.
+    `digits`: of a number in JSON, with its comma.
     """
 
     encoding: pb.Encoding
     numpy_type: str
+    digits: int
     is_shifted: bool = False
+
+    def size_bytes(self, dimensions: int, form: str) -> int:
+        """A vector as numbers (`float`), as base64, or as it is (`bytes`)."""
+        raw = vector_bytes(dimensions, self.encoding)
+        if form == "float":
+            return self.digits * (raw // np.dtype(self.numpy_type).itemsize)
+        return 4 * (raw // 3 + 1) if form == "base64" else raw
 
     def row(self, rows: EncodedRows, row: int) -> bytes:
         data = rows.row(row)
@@ -42,12 +63,12 @@ class Dtype:
 
 
 DTYPES = {
-    "float": Dtype(pb.ENCODING_FLOAT32, "<f4"),
-    "float16": Dtype(pb.ENCODING_FLOAT16, "<f2"),
-    "int8": Dtype(pb.ENCODING_INT8, "i1"),
-    "uint8": Dtype(pb.ENCODING_INT8, "u1", is_shifted=True),
-    "binary": Dtype(pb.ENCODING_BINARY, "i1", is_shifted=True),
-    "ubinary": Dtype(pb.ENCODING_BINARY, "u1"),
+    "float": Dtype(pb.ENCODING_FLOAT32, "<f4", 22),
+    "float16": Dtype(pb.ENCODING_FLOAT16, "<f2", 20),
+    "int8": Dtype(pb.ENCODING_INT8, "i1", 5),
+    "uint8": Dtype(pb.ENCODING_INT8, "u1", 4, is_shifted=True),
+    "binary": Dtype(pb.ENCODING_BINARY, "i1", 5, is_shifted=True),
+    "ubinary": Dtype(pb.ENCODING_BINARY, "u1", 4),
 }
 
 
@@ -98,10 +119,16 @@ class VectorList(Answer):
         return as_numbers or super().takes_long(request)
 
     @override
+    def size_bytes(self, request: Request) -> int:
+        form = "bytes" if self._format.startswith("bytes") else self._format
+        row = VECTOR_BYTES + self._dtype.size_bytes(request.options.dimensions, form)
+        return ANSWER_BYTES + request.vector_count * row
+
+    @override
     def write(self, request: Request) -> bytes:
         if self._format.startswith("bytes"):
-            return b"".join(self._bytes(rows, row) for rows, row in rows_of(request, self._dtype))
-        return b"".join(self._pieces(request))
+            return joined(self._bytes(rows, row) for rows, row in rows_of(request, self._dtype))
+        return joined(self._pieces(request))
 
     def _pieces(self, request: Request) -> Iterator[bytes]:
         yield b'{"object":"list","data":'

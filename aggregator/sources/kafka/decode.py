@@ -14,6 +14,7 @@ from datetime import datetime
 from math import inf
 from typing import Final
 
+from aggregator.admission.ledger import too_much
 from aggregator.errors import InvalidRequest, NotPermitted, RequestError, Undecodable
 from aggregator.request.request import Defaults, Request, Source
 from aggregator.scheduler.work_item import Task
@@ -110,11 +111,7 @@ class Refused:
 def refused_for_room(request: Request, needed_bytes: int, largest_bytes: int) -> Refused:
     """The refusal of a request that could never be held with its answer."""
     origin = origin_of(request)
-    message = (
-        f"the request and its answer take {needed_bytes} bytes of memory: at most {largest_bytes} are taken;"
-        " ask for fewer inputs, fewer dimensions or a smaller encoding"
-    )
-    error = InvalidRequest(message, "inputs")
+    error = too_much(needed_bytes, largest_bytes)
     return Refused(origin.in_flight, error, request.request_id, origin.route, dead_letter=False, task=request.task)
 
 

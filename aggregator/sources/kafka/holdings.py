@@ -11,9 +11,7 @@ from aggregator.admission.ledger import Intake
 from aggregator.request.request import KAFKA, Request
 from aggregator.sources.kafka.decode import origin_of, record_of
 from aggregator.sources.kafka.offsets import CommittedOffset
-from aggregator.sources.wire.encode import answer_bytes
-
-_INPUT_BYTES = 700  # of an input's objects on its way through the queue: query, work item, token ids, result
+from aggregator.sources.wire.encode import answer_bytes, made_bytes
 
 Sized = tuple[Request, int]
 """A request, and the bytes that its admission adds."""
@@ -26,7 +24,7 @@ def added_bytes(request: Request, dimensions: int) -> int:
     """
     origin, inputs = origin_of(request), request.inputs
     longer = sum(map(getsizeof, inputs)) - len(origin.in_flight.value or b"")  # than in UTF-8
-    return _INPUT_BYTES * len(inputs) + max(0, longer) + answer_bytes(request, dimensions, as_json=origin.route.json)
+    return made_bytes(request) + max(0, longer) + answer_bytes(request, dimensions, as_json=origin.route.json)
 
 
 class Holdings:

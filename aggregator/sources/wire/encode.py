@@ -88,12 +88,25 @@ def is_large(request: Request) -> bool:
     return count > 1 and count * vector_bytes(options.dimensions, options.encoding) >= _LARGE_BYTES
 
 
+_INPUT_BYTES = 700
+"""Of an input's objects on its way through the queue: query, work item, token ids, result."""
 _ANSWER_BYTES = 400
 """Of a response besides its results: ids, model, times, and its headers."""
 _RESULT_BYTES = 40
 """Of a result besides its vector and its document: the tokens, the status, the lengths of fields."""
+_NAMES_BYTES = 100
+"""Of a result's names in JSON."""
 _TOKEN_BYTES = 16
 """Of a generated token: its id, its text, and the delta that tells of it."""
+_LOGPROB_BYTES = 80
+"""Of a token's alternative: its text, its bytes, the logarithm."""
+_USUAL_TOKENS = 1024
+"""Of a text without a limit of its own."""
+
+
+def made_bytes(request: Request) -> int:
+    """The memory of what is made of its inputs."""
+    return _INPUT_BYTES * len(request.inputs)
 
 
 def answer_bytes(request: Request, dimensions: int, *, as_json: bool = False) -> int:
@@ -101,14 +114,14 @@ def answer_bytes(request: Request, dimensions: int, *, as_json: bool = False) ->
     options, rows = request.options, request.vector_count
     size = vector_bytes(options.dimensions or dimensions, options.encoding)
     if request.generation is not None:
-        size = _TOKEN_BYTES * request.generation.left_tokens
+        generation = request.generation
+        per_token = _TOKEN_BYTES + _LOGPROB_BYTES * generation.sampling.logprobs
+        size = per_token * (generation.left_tokens or _USUAL_TOKENS)
     elif request.scoring is not None:
         size = size if not request.scoring.return_documents else size + request.characters // rows
-    total = _ANSWER_BYTES + rows * (_RESULT_BYTES + size)
-    return total * _JSON_PARTS // _PROTOBUF_PARTS if as_json else total
-
-
-_JSON_PARTS, _PROTOBUF_PARTS = 4, 3  # vectors are base64, which is all but a little
+    if as_json:  # of which vectors are in base64
+        size = size * 4 // 3 + _NAMES_BYTES
+    return _ANSWER_BYTES + rows * (_RESULT_BYTES + size)
 
 
 def to_protobuf(request: Request, reply_id: str) -> bytes:

@@ -87,7 +87,7 @@ async def test_memory_stays_flat_in_a_flood() -> None:
     engine = slow_engine()
     process = psutil.Process()
     text = "word " * 60
-    async with listening(engine, max_held_tokens=2000, limits={"max_pending_bytes": MIB}) as door:
+    async with listening(engine, max_held_tokens=2000, memory_bytes=MIB) as door:
         engine.gate.clear()
         refused = 0
 

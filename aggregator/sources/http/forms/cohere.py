@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from binascii import b2a_base64
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from sys import getsizeof
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from typing_extensions import override
@@ -14,7 +15,7 @@ from aggregator.sources.http.answer import Answer, AskedPriority, Ignored, TextP
 from aggregator.sources.http.embeddings import Number
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode_body
-from aggregator.sources.http.vectors import DTYPES, MANY_FLOATS, rows_of
+from aggregator.sources.http.vectors import ANSWER_BYTES, DTYPES, MANY_FLOATS, VECTOR_BYTES, joined, rows_of
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _INPUT_TYPES = {
@@ -103,22 +104,48 @@ class VectorsByType(Answer):
         return numbers > MANY_FLOATS or super().takes_long(request)
 
     @override
+    def size_bytes(self, request: Request) -> int:
+        row = sum(VECTOR_BYTES + _size_bytes(name, request.options.dimensions) for name in self._types)
+        return ANSWER_BYTES + len(request.inputs) * row + sum(map(getsizeof, self._texts))
+
+    @override
     def write(self, request: Request) -> bytes:
-        billed = {"input_tokens": token_count(request)}
-        vectors = {name: _vectors(request, name) for name in self._types}
-        return msgspec.json.encode(
-            {
-                "response_type": "embeddings_floats" if self._is_list else "embeddings_by_type",
-                "id": request.request_id,
-                "embeddings": vectors["float"] if self._is_list else vectors,
-                "texts": self._texts,
-                "meta": {"api_version": {"version": self._version}, "billed_units": billed, "tokens": billed},
-            }
+        return joined(self._pieces(request))
+
+    def _pieces(self, request: Request) -> Iterator[bytes]:
+        yield b'{"response_type":"embeddings_%b","id":%b,"embeddings":' % (
+            b"floats" if self._is_list else b"by_type",
+            msgspec.json.encode(request.request_id),
         )
+        if self._is_list:
+            yield from _vectors(request, "float")
+        else:
+            before = b"{"
+            for name in self._types:
+                yield b'%b"%b":' % (before, name.encode())
+                yield from _vectors(request, name)
+                before = b","
+            yield b"}"
+        billed = {"input_tokens": token_count(request)}
+        meta = {"api_version": {"version": self._version}, "billed_units": billed, "tokens": billed}
+        yield b',"texts":%b,"meta":%b}' % (msgspec.json.encode(self._texts), msgspec.json.encode(meta))
 
 
-def _vectors(request: Request, name: str) -> list[Any]:
+def _size_bytes(name: str, dimensions: int) -> int:
     if name == "base64":
-        return [b2a_base64(rows.row(row), newline=False).decode() for rows, row in rows_of(request, DTYPES["float"])]
-    dtype = DTYPES[name]
-    return [dtype.numbers(rows, row) for rows, row in rows_of(request, dtype)]
+        return DTYPES["float"].size_bytes(dimensions, "base64")
+    return DTYPES[name].size_bytes(dimensions, "float")
+
+
+def _vectors(request: Request, name: str) -> Iterator[bytes]:
+    """A list of all vectors, a row at a time: as numbers one takes five times its JSON."""
+    dtype = DTYPES["float" if name == "base64" else name]
+    before = b"["
+    for rows, row in rows_of(request, dtype):
+        yield before
+        if name == "base64":
+            yield b'"%b"' % b2a_base64(rows.row(row), newline=False)
+        else:
+            yield msgspec.json.encode(dtype.numbers(rows, row))
+        before = b","
+    yield b"]"

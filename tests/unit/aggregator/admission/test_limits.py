@@ -11,9 +11,9 @@ import pytest
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.app import make_limits
-from aggregator.errors import Code
+from aggregator.errors import Code, Overloaded
 from aggregator.request.generation import Generation
-from aggregator.request.request import Failure, Options, Request
+from aggregator.request.request import Failure, Request
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
@@ -21,10 +21,9 @@ from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import UNMEASURED, Replica, ReplicaPolicy, StepReport
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import AggregatorSettings
-from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import Sampling
 from protos.modelserver.v1.curve import Curve, Rule
-from tests.support.fake_source import any_request
+from tests.support.fake_source import GRPC, FakeSource, any_request
 from tests.support.faked_pipeline import FakedPipeline, new_engine
 from tests.support.virtual_time import in_virtual_time
 
@@ -106,25 +105,28 @@ async def test_under_overload_deadlines_are_kept_and_nothing_late_is_computed() 
     assert computed == len(ends[Code.OK])
 
 
-def call(tenant: str = "a", inputs: int = 1, options: Options | None = None, *, in_s: float = inf) -> Request:
+def call(tenant: str = "a", *, in_s: float = inf, source: FakeSource = GRPC) -> Request:
     """A call that was received at 100 s."""
     return any_request(
-        *["x"] * inputs,
-        options=options or Options(dimensions=8),
-        priority=Priority.INTERACTIVE,
-        tenant=tenant,
-        received_s=100.0,
-        deadline_s=100.0 + in_s,
+        "x", priority=Priority.INTERACTIVE, tenant=tenant, received_s=100.0, deadline_s=100.0 + in_s, source=source
     )
+
+
+def full_source() -> FakeSource:
+    """Whose answers have no room."""
+
+    def refuse(request: Request) -> None:
+        del request
+        raise Overloaded("no room", 0.5)
+
+    return FakeSource("grpc", refusable=True, on_reserve=refuse)
 
 
 class Intake:
     """The limits with all they look at: a bound of 1,000 tokens, one replica of 10,000 tokens/s."""
 
-    def __init__(self, quotas: QuotaPolicy | None = None, *, jitter: float = 0.0, max_reply_bytes: int = 2**24) -> None:
-        self.limits = AdmissionLimits(
-            Quotas(quotas or QuotaPolicy()), max_reply_bytes=max_reply_bytes, jitter=lambda: jitter
-        )
+    def __init__(self, quotas: QuotaPolicy | None = None, *, jitter: float = 0.0) -> None:
+        self.limits = AdmissionLimits(Quotas(quotas or QuotaPolicy()), jitter=lambda: jitter)
         self.admission = Admission(AdmissionPolicy(1000))
         replica = Replica("a", Curve(0.0, 0.0, 1e-4, 100, Rule.THROUGHPUT, 1000), 100, ReplicaPolicy())
         replica.sent("0", 100, 99.99)
@@ -142,20 +144,15 @@ class Intake:
         return told.retry_after_s
 
 
-@pytest.mark.parametrize(
-    ("inputs", "options"),
-    [
-        (4, Options(dimensions=64)),
-        (8, Options(dimensions=64, encoding=pb.ENCODING_FLOAT16)),
-        (16, Options(dimensions=64, encoding=pb.ENCODING_INT8)),
-    ],
-)
-def test_vectors_that_just_fit_one_answer_are_taken_and_no_more(inputs: int, options: Options) -> None:
-    assert Intake(max_reply_bytes=1024).refusal(call(inputs=inputs, options=options)) is None
-    told = Intake(max_reply_bytes=1023).refusal(call(inputs=inputs, options=options))
-    assert told is not None
-    assert told.code is Code.INVALID_ARGUMENT
-    assert "would have 1024 bytes: at most 1023 are sent" in told.message
+def test_an_answer_without_room_is_refused_and_one_with_room_is_held_once() -> None:
+    source = full_source()
+    told = Intake().refusal(call(source=source))
+    assert told == Failure(Code.RESOURCE_EXHAUSTED, "no room", retryable=True, retry_after_s=0.5)
+    held: list[Request] = []
+    source.on_reserve = held.append
+    asked = call(source=source)
+    assert Intake().refusal(asked) is None
+    assert held == [asked]
 
 
 def test_a_full_model_and_a_full_tenants_share_are_told_apart() -> None:
@@ -224,7 +221,7 @@ def test_room_that_comes_after_the_deadline_is_told_as_well(left_s: float) -> No
 
 
 def test_limits_are_checked_in_one_order_and_the_first_reached_is_told() -> None:
-    intake = Intake(QuotaPolicy(100.0, burst_s=1.0), max_reply_bytes=1023)
+    intake = Intake(QuotaPolicy(100.0, burst_s=1.0))
     generating = GeneratingReplica("a", UNMEASURED, 100, ReplicaPolicy(), kv_tokens=4096, max_sequences=1)
     intake.dispatcher.replicas["a"] = generating
     generating.began()
@@ -232,20 +229,19 @@ def test_limits_are_checked_in_one_order_and_the_first_reached_is_told() -> None
     generating.ended("b", 99.9, StepReport(10, 0.1, 0, 0.0, 0.0))
     intake.limits.charge(call("a"), 100, 100.0)
     intake.admission.charge(1000, refusable=False)
-    large, small = Options(dimensions=256), Options(dimensions=255)
 
-    def told(tenant: str, options: Options) -> str:
-        asked = call(tenant, options=options)
-        asked.generation = Generation(Sampling(), first_token_by_s=90.0)
+    def told(tenant: str, *, first_token_by_s: float = 90.0) -> str:
+        asked = call(tenant, source=full_source())
+        asked.generation = Generation(Sampling(), first_token_by_s=first_token_by_s)
         refusal = intake.refusal(asked)
         assert refusal is not None
         return refusal.message
 
-    assert "1024 bytes" in told("a", large)
-    assert "rate" in told("a", small)
-    assert "full" in told("b", small)
+    assert "rate" in told("a")
+    assert "full" in told("b")
     intake.admission.release(1000, refusable=False)
-    assert "first_token_timeout" in told("b", small)
+    assert "first_token_timeout" in told("b")
+    assert told("b", first_token_by_s=inf) == "no room"
 
 
 def test_each_tenant_is_held_to_its_part_of_the_rate_in_the_settings() -> None:

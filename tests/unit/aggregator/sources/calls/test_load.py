@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from aggregator.errors import Overloaded
+from aggregator.admission.ledger import Ledger
+from aggregator.errors import InvalidRequest, Overloaded
 from aggregator.observability.metrics import Limit, Metrics
 from aggregator.sources.calls.load import Limits, Load, RateLimit
 from k8s.pod.metrics_buffer import MetricsBuffer
 
 
 class Listener:
-    """A load of ten calls, 1,000 bytes and ten streams."""
+    """A load of ten calls, 1,250 bytes and ten streams; of the bytes one call has 1,000 at the most."""
 
     def __init__(self, jitter: float = 0.0) -> None:
         self.metrics = Metrics(MetricsBuffer())
-        self.load = Load(Limits(max_calls=10, max_pending_bytes=1000, max_streams=10), self.metrics, lambda: jitter)
+        self.now_s = 0.0
+        limits, ledger = Limits(max_calls=10, max_streams=10), Ledger(1250, intake_share=0.0)
+        self.load = Load(limits, self.metrics, lambda: jitter, ledger=ledger, clock=lambda: self.now_s)
 
     def refused(self, what: Callable[[], object]) -> tuple[str, float]:
         """The words and the pause of a refusal."""
@@ -34,7 +38,7 @@ class Listener:
     @property
     def held(self) -> tuple[int, int, int]:
         load = self.load
-        return load.calls.total, load.bytes.total, load.streams.total
+        return load.calls.total, load.ledger.callers.total, load.streams.total
 
 
 def test_calls_are_taken_up_to_the_bound_and_given_back() -> None:
@@ -62,16 +66,55 @@ def test_nobody_takes_more_calls_than_a_share() -> None:
 def test_bytes_are_taken_as_they_become_known_up_to_bound_and_share() -> None:
     here = Listener()
     room, other = here.load.enter(("a",)), here.load.enter(("b",))
+    other.widen(50)
     room.widen(300)
     room.widen(500)
-    assert (room.size_bytes, here.held) == (800, (2, 800, 0))
-    assert here.refused(lambda: room.widen(1))[0].startswith("your share of the bytes")
-    assert here.refused(lambda: other.widen(201))[0].startswith("the requests in flight hold too many bytes")
+    assert (room.size_bytes, here.held) == (800, (2, 850, 0))
+    room.widen(160)
+    assert here.refused(lambda: room.widen(10))[0].startswith("your share of the bytes")
+    assert here.refused(lambda: other.widen(241))[0].startswith("the requests in flight hold too many bytes")
     assert here.limits == {Limit.SHARE_OF_BYTES: 1, Limit.BYTES: 1}
-    assert room.size_bytes == 800
+    assert room.size_bytes == 960
     room.leave()
-    other.widen(1000)
+    other.widen(950)
     assert here.held == (1, 1000, 0)
+
+
+def test_what_never_fits_is_refused_for_good_with_the_figure() -> None:
+    here = Listener()
+    room = here.load.enter(("a",))
+    room.widen(600)
+    with pytest.raises(InvalidRequest, match="take 1001 bytes of memory: at most 1000 are taken"):
+        room.widen(401)
+    assert here.limits == {}
+
+
+def test_the_slowest_message_gives_way_where_all_bytes_are_held() -> None:
+    here = Listener()
+    ended: list[str] = []
+    rooms = {name: here.load.enter((name,)) for name in ("fast", "slow", "empty", "whole")}
+
+    def end(name: str, error: Overloaded) -> None:
+        ended.append(f"{name}: {error}")
+        rooms[name].charge(-rooms[name].size_bytes)
+
+    for name, room in rooms.items():
+        room.arrives(partial(end, name))
+    rooms["whole"].widen(10)
+    rooms["whole"].arrived()
+    rooms["slow"].widen(400)
+    here.now_s = 4.0
+    rooms["fast"].arrives(partial(end, "fast"))
+    rooms["fast"].widen(400)
+    here.now_s = 5.0
+    caller = here.load.enter(("caller",))
+    caller.widen(500)
+    assert [each.partition(":")[0] for each in ended] == ["slow"]
+    assert "arrives slowest" in ended[0]
+    assert here.limits == {Limit.SLOW: 1}
+    assert here.refused(lambda: rooms["fast"].widen(400))[0].startswith("the requests in flight")
+    rooms["fast"].leave()
+    assert here.refused(lambda: rooms["whole"].widen(900))[0].startswith("the requests in flight")
 
 
 def test_what_is_found_out_later_is_charged_whether_or_not_it_is_free() -> None:
@@ -81,7 +124,7 @@ def test_what_is_found_out_later_is_charged_whether_or_not_it_is_free() -> None:
     room.charge(-1000)
     assert (room.size_bytes, here.held) == (4000, (1, 4000, 0))
     room.leave()
-    assert (here.held, here.load.bytes.holders) == ((0, 0, 0), 0)
+    assert (here.held, here.load.ledger.callers.holders) == ((0, 0, 0), 0)
 
 
 def test_streams_are_taken_up_to_the_bound_and_the_share_and_closed() -> None:
@@ -105,10 +148,10 @@ def test_a_tenant_that_is_found_later_answers_for_what_its_call_holds() -> None:
     room.widen(100)
     room.also_count_for("tenant")
     assert room.holders == ("connection", "tenant")
-    assert (here.held, here.load.calls.holders, here.load.bytes.holders) == ((1, 100, 0), 2, 2)
+    assert (here.held, here.load.calls.holders, here.load.ledger.callers.holders) == ((1, 100, 0), 2, 2)
     room.widen(100)
     room.leave()
-    assert (here.held, here.load.calls.holders, here.load.bytes.holders) == ((0, 0, 0), 0, 0)
+    assert (here.held, here.load.calls.holders, here.load.ledger.callers.holders) == ((0, 0, 0), 0, 0)
 
 
 def test_a_tenant_whose_share_of_calls_or_bytes_is_used_up_is_refused() -> None:
@@ -118,14 +161,14 @@ def test_a_tenant_whose_share_of_calls_or_bytes_is_used_up_is_refused() -> None:
     late = here.load.enter(("connection",))
     assert here.refused(lambda: late.also_count_for("tenant"))[0].startswith("your share of the requests")
     here = Listener()
-    here.load.enter(("tenant",)).charge(790)
+    here.load.enter(("tenant",)).charge(990)
     late = here.load.enter(("connection",))
     late.widen(100)
     assert here.refused(lambda: late.also_count_for("tenant"))[0].startswith("your share of the bytes")
     assert here.limits == {Limit.SHARE_OF_BYTES: 1}
     assert late.holders == ("connection",)
     late.leave()
-    assert here.held == (1, 790, 0)
+    assert here.held == (1, 990, 0)
 
 
 @pytest.mark.parametrize(("jitter", "retry_s"), [(0.0, 0.1), (0.5, 0.15)])

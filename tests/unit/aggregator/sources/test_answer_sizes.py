@@ -1,0 +1,86 @@
+"""The size of an answer is known before it is computed: never below what is written, and not far above."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aggregator.request.generation import Generation
+from aggregator.request.request import Options, Request, Scoring
+from aggregator.request.vector import CompletedBatch, Vector
+from aggregator.sources.http.answer import Answer
+from aggregator.sources.http.forms.cohere import VectorsByType
+from aggregator.sources.http.scores import Classes, PairScores, Ranking
+from aggregator.sources.http.vectors import VectorList
+from aggregator.sources.wire.encode import answer_bytes
+from aggregator.sources.wire.values import encode
+from protos.embedding.v1 import embedding_pb2 as pb
+from protos.generation.v1.generation_pb2 import Sampling
+from tests.support.fake_source import any_request
+
+INPUTS = 50
+TYPES = ("float", "int8", "uint8", "binary", "ubinary", "base64")
+
+
+def completed(options: Options, *, dimensions: int = 384, scoring: Scoring | None = None) -> Request:
+    """A request of many texts of a model with so many dimensions, or scores."""
+    matrix = np.random.default_rng(0).normal(size=(INPUTS, dimensions)).astype(np.float32) / np.float32(20)
+    batch = CompletedBatch("batch-1", "a-model", "r1", 0, matrix, 0.01, 0.02)
+    outcomes = [Vector(batch, row, 7, 0.001) for row in range(INPUTS)]
+    return any_request(*["a text"] * INPUTS, outcomes=outcomes, options=options, scoring=scoring)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("encoding", [pb.ENCODING_FLOAT32, pb.ENCODING_FLOAT16, pb.ENCODING_INT8, pb.ENCODING_BINARY])
+def test_a_message_with_vectors_is_no_larger_than_was_told(encoding: int, *, as_json: bool) -> None:
+    request = completed(Options(dimensions=384, encoding=encoding))
+    written = len(encode(request, "0" * 32, 0.0, as_json=as_json))
+    told = answer_bytes(request, 0, as_json=as_json)
+    assert written <= told
+    assert told < 1.2 * written + 4000
+    asked = completed(Options(encoding=encoding))
+    assert answer_bytes(asked, 384, as_json=as_json) == told  # dimensions that the model decides
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_ranking_is_no_larger_than_was_told_with_and_without_documents(*, returns: bool) -> None:
+    scoring = Scoring(["a query"] * INPUTS, ranks=True, return_documents=returns)
+    request = completed(Options(dimensions=1), dimensions=1, scoring=scoring)
+    written = len(encode(request, "0" * 32, 0.0, as_json=False))
+    assert written <= answer_bytes(request, 0) < 3 * written + 1000
+    ranking = Ranking("", returns_data=returns)
+    assert len(ranking.write(request)) <= ranking.size_bytes(request)
+
+
+@pytest.mark.parametrize("form", ["float", "base64", "bytes", "bytes_only"])
+@pytest.mark.parametrize("dtype", ["float", "float16", "int8", "uint8", "binary", "ubinary"])
+def test_a_list_of_vectors_is_no_larger_than_was_told(dtype: str, form: str) -> None:
+    check(VectorList("", dtype, form, is_swapped=False))
+
+
+@pytest.mark.parametrize("types", [(), *((name,) for name in TYPES), TYPES])
+@pytest.mark.parametrize("version", [1, 2])
+def test_each_type_of_vectors_is_counted_as_it_is_written(types: tuple[str, ...], version: int) -> None:
+    check(VectorsByType("", types, ["a text"] * INPUTS, version))
+
+
+@pytest.mark.parametrize("answer", [PairScores("", "text_2"), Classes("")])
+def test_scores_and_classes_are_no_larger_than_was_told(answer: Answer) -> None:
+    dimensions = 1 if isinstance(answer, PairScores) else 30
+    request = completed(Options(dimensions=dimensions), dimensions=dimensions, scoring=Scoring(["a text"] * INPUTS))
+    assert len(answer.write(request)) <= answer.size_bytes(request)
+
+
+def check(answer: Answer) -> None:
+    request = completed(Options(dimensions=384))
+    written, told = len(answer.write(request)), answer.size_bytes(request)
+    assert written <= told < 1.6 * written + 8000
+
+
+def test_a_text_is_as_long_as_it_may_get() -> None:
+    sizes = [
+        answer_bytes(any_request("a", generation=Generation(sampling)), 0)
+        for sampling in (Sampling(max_tokens=100), Sampling(max_tokens=100, logprobs=5), Sampling())
+    ]
+    assert sizes[0] < sizes[1] < 60_000
+    assert sizes[2] > 16_000
