@@ -43,7 +43,8 @@ def too_much(needed_bytes: int, largest_bytes: int) -> InvalidRequest:
     """The refusal of a request that could never be held with its answer."""
     return InvalidRequest(
         f"the request and its answer take {needed_bytes} bytes of memory: at most {largest_bytes} are taken;"
-        " ask for fewer inputs, fewer dimensions or a smaller encoding"
+        " ask for fewer inputs, fewer dimensions or a smaller encoding",
+        "inputs",
     )
 
 

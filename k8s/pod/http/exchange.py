@@ -13,6 +13,8 @@ from socket import SO_SNDBUF, SOL_SOCKET
 from typing import Any
 from urllib.parse import unquote
 
+_JOINED_BYTES = 64 * 1024  # a larger body is not copied behind its head
+
 
 class HttpError(Exception):
     """A status of HTTP alone; `closes`: the connection cannot be used again; `allow`: the methods taken."""
@@ -212,7 +214,13 @@ class Exchange:
         lines = [f"{name}: {value}\r\n" for name, value in {**self.own_headers(), **headers}.items()]
         lines.append(f"content-length: {len(body)}\r\n")
         head = self._head(status, "".join(lines), closes=closes)
-        self._transport.write(head if self.method == "HEAD" else head + body)
+        if self.method == "HEAD":
+            body = b""
+        if len(body) <= _JOINED_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._transport.write(body)
         self._end()
 
     def own_headers(self) -> Mapping[str, str]:
