@@ -92,18 +92,22 @@ def _put(queue: TokenQueue, request: Request, inputs: Sequence[_Input]) -> list[
 async def _count(model_revision: ModelRevision, requests: Sequence[Request]) -> tuple[list[_Waiting], list[Counted]]:
     """The open inputs of each request, and the token ids of all texts that they need, in order."""
     texts: list[str] = []
+    long_texts: Sequence[str] | None = None
     waiting: list[_Waiting] = []
     sequences = SEQUENCES[requests[0].task]
+    long = is_long(requests)
     for request in requests:
         outcomes = request.outcomes
         indexes = _FIRST if len(outcomes) == 1 else [i for i, found in enumerate(outcomes) if found is None]
         needed = sequences.texts(model_revision, request, indexes) if request.remaining else ()
-        texts += needed
+        if long:
+            long_texts = needed  # which may be joined only when they are counted
+        else:
+            texts += needed
         waiting.append((request, indexes, len(needed)))
-    count = (
-        count_long(model_revision, requests[0], texts) if is_long(requests) else count_together(model_revision, texts)
-    )
-    return waiting, await count
+    if long_texts is not None:
+        return waiting, await count_long(model_revision, requests[0], long_texts)
+    return waiting, await count_together(model_revision, texts)
 
 
 def _counted(
@@ -182,24 +186,24 @@ async def count_long(model_revision: ModelRevision, request: Request, texts: Seq
     """The ids of a long request's texts.
 
     Of a text with many times the characters that the model's limit usually has, the end that truncation keeps is
-    tokenized; it is refused if it must not be truncated.
+    tokenized; it is refused if it must not be truncated. They are counted in several calls: other requests get in
+    between, and a cancelled request stops.
     """
     most = most_characters(model_revision)
-    truncate = request.options.truncate
-    if truncate == pb.TRUNCATE_NONE:
+    refused = None
+    if request.options.truncate == pb.TRUNCATE_NONE:
         refused = too_long(model_revision, request, f"more than {most} characters")
-        counts = iter(await _count_in_calls(model_revision, [text for text in texts if len(text) <= most]))
-        return [next(counts) if len(text) <= most else refused for text in texts]
-    ends = [text[-most:] if truncate == pb.TRUNCATE_START else text[:most] for text in texts]
-    return await _count_in_calls(model_revision, ends)
-
-
-async def _count_in_calls(model_revision: ModelRevision, texts: Sequence[str]) -> list[Counted]:
-    """Count in several calls: other requests get in between, and a cancelled request stops."""
+    keeps_end = request.options.truncate == pb.TRUNCATE_START
     counted: list[Counted] = []
     call: list[str] = []
     room = CALL_CHARACTERS
     for text in texts:
+        if len(text) > most:
+            if refused is not None:
+                counted += [*await count_together(model_revision, call, long=True), refused]
+                call, room = [], CALL_CHARACTERS
+                continue
+            text = text[-most:] if keeps_end else text[:most]  # noqa: PLW2901 - the end that truncation keeps
         if call and len(text) > room:
             counted += await count_together(model_revision, call, long=True)
             call, room = [], CALL_CHARACTERS

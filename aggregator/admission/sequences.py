@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from typing_extensions import override
@@ -13,7 +13,7 @@ from typing_extensions import override
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.errors import Code, InvalidRequest
 from aggregator.request.generation import Generation
-from aggregator.request.request import Chunks, Failure, Request, Scoring
+from aggregator.request.request import Chunks, Failure, Input, Request, Scoring
 from aggregator.scheduler.work_item import ID_BYTES, Task
 from aggregator.tokenizers.counting import CALL_CHARACTERS
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -26,6 +26,9 @@ Counted = bytes | Failure
 Made = tuple[bytes, int] | Failure
 """One input's sequence with its marks, as `WorkItem` has them, and the number of its tokens; or why it has none."""
 UNCOUNTABLE = Failure(Code.INVALID_ARGUMENT, "the model's tokenizer cannot take this text")
+
+
+_NO_ENDS = "", ""
 
 
 class Sequences(Protocol):
@@ -118,16 +121,9 @@ class _Scored(Sequences):
             message = f"{description.model} joins pairs by a template of text: documents are cut by truncate_to alone"
             request.fail(Failure(Code.INVALID_ARGUMENT, message, field="max_tokens_per_doc"))
             return ()
-        ends = {first: model_revision.pair_ends(first) for first in firsts}
-        most, truncate = most_characters(model_revision), request.options.truncate
-        wholes: list[str] = []
-        for index in indexes:
-            before, after = ends[scoring.firsts[index] or ""]
-            second, room = str(inputs[index]), max(0, most - len(before) - len(after))
-            if len(second) > room and truncate != pb.TRUNCATE_NONE:
-                second = second[len(second) - room :] if truncate == pb.TRUNCATE_START else second[:room]
-            wholes.append(before + second + after)
-        return [*(end for both in ends.values() for end in both), *wholes]
+        most = most_characters(model_revision)
+        ends = {first: model_revision.pair_ends(first) if len(first) <= most else _NO_ENDS for first in firsts}
+        return JoinedTexts(ends, scoring.firsts, inputs, indexes, most, request.options.truncate)
 
     @override
     def make(
@@ -147,6 +143,45 @@ class _Scored(Sequences):
                 yield _joined(model_revision, request, *both, model_revision.tokenizer.without_special(found))
 
 
+class JoinedTexts(Sequence[str]):
+    """The ends of each first text, then each pair as a template of text joins it: joined one at a time, as it is asked.
+
+    A first text of more than `most` characters is joined with none: no pair of it fits.
+    """
+
+    def __init__(  # noqa: PLR0917 - each once
+        self,
+        ends: Mapping[str, tuple[str, str]],
+        firsts: Sequence[str | None],
+        seconds: Sequence[Input],
+        indexes: Sequence[int],
+        most: int,
+        truncate: int,
+    ) -> None:
+        self._ends = ends
+        self._listed = [end for both in ends.values() for end in both]
+        self._firsts, self._seconds, self._indexes = firsts, seconds, indexes
+        self._most, self._truncate = most, truncate
+
+    @override
+    def __len__(self) -> int:
+        return len(self._listed) + len(self._indexes)
+
+    @override
+    def __getitem__(self, place: Any) -> Any:
+        if place < len(self._listed):
+            return self._listed[place]
+        index = self._indexes[place - len(self._listed)]
+        before, after = ends = self._ends[self._firsts[index] or ""]
+        second = str(self._seconds[index])
+        room = max(0, self._most - len(before) - len(after))
+        if ends is _NO_ENDS:
+            return ""
+        if len(second) > room and self._truncate != pb.TRUNCATE_NONE:
+            second = second[len(second) - room :] if self._truncate == pb.TRUNCATE_START else second[:room]
+        return before + second + after
+
+
 def _firsts(scoring: Scoring, indexes: Sequence[int]) -> list[str]:
     """The different first texts of pairs: each is tokenized once."""
     return [first for first in dict.fromkeys(scoring.firsts[index] for index in indexes) if first is not None]
@@ -160,18 +195,25 @@ def _ends(
     ends: dict[str, tuple[bytes, bytes] | Failure] = {}
     for first in firsts:
         found, after = next(counted), frame.after if frame is not None else next(counted)
+        if len(first) > most_characters(model_revision):
+            ends[first] = _no_room(model_revision, request, f"has {len(first)} characters")
+            continue
         if isinstance(found, Failure) or isinstance(after, Failure):
             ends[first] = found if isinstance(found, Failure) else UNCOUNTABLE
             continue
         both = (bare(found), bare(after)) if frame is None else (frame.before + bare(found) + frame.between, after)
         tokens = sum(map(len, both)) // ID_BYTES
-        if tokens >= _limit(model_revision, request) or len(first) > most_characters(model_revision):
-            message = f"the query takes {tokens} tokens of a pair, which leaves no room for a document"
-            limit = f"{model_revision.description.model} takes {_limit(model_revision, request)} tokens"
-            ends[first] = Failure(Code.OUT_OF_RANGE, f"{message}: {limit}; send a shorter query", field="query")
+        if tokens >= _limit(model_revision, request):
+            ends[first] = _no_room(model_revision, request, f"takes {tokens} tokens of a pair")
         else:
             ends[first] = both
     return ends
+
+
+def _no_room(model_revision: ModelRevision, request: Request, found: str) -> Failure:
+    limit = f"{model_revision.description.model} takes {_limit(model_revision, request)} tokens"
+    message = f"the query {found}, which leaves no room for a document: {limit}; send a shorter query"
+    return Failure(Code.OUT_OF_RANGE, message, field="query")
 
 
 def _joined(model_revision: ModelRevision, request: Request, before: bytes, after: bytes, second: bytes) -> Made:

@@ -189,6 +189,16 @@ class Request:
         return len(inputs[0]) if len(inputs) == 1 else sum(map(len, inputs))
 
     @property
+    def text_bytes(self) -> int:
+        """The memory of all its texts and token ids: a text that many pairs share is there once."""
+        size = sum(map(getsizeof, self.inputs))
+        if self.scoring is not None:
+            size += sum(getsizeof(first) for first in set(self.scoring.firsts) if first is not None)
+        if self.generation is not None:
+            size += sum(message.ByteSize() for message in self.generation.messages)
+        return size
+
+    @property
     def vector_count(self) -> int:
         """How many vectors or scores it asks for: one per input, or one per chunk of it."""
         inputs = self.inputs

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from sys import getsizeof
 from typing import cast
 
 from typing_extensions import override
@@ -232,7 +231,7 @@ class Calls:
     ) -> Request:
         """The request in a message that takes long to decode, whatever its size."""
         request = await self._decode_large(_Arrived(read, data, identity, self.clock(), self.wall_clock(), deadline_s))
-        room.charge(sum(map(getsizeof, request.inputs)) - len(data))  # texts can take four times their UTF-8
+        room.charge(request.text_bytes - len(data))  # texts can take four times their UTF-8
         return self._counted(request, identity, room)
 
     @staticmethod

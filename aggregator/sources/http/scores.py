@@ -25,6 +25,7 @@ from aggregator.sources.http.answer import (
 from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.wire.fields import MAX_INT32
+from aggregator.sources.wire.message import TextPairs
 from aggregator.sources.wire.scores import MAX_INPUTS, ranked, scores_of
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.ranking.v1 import ranking_pb2 as pb
@@ -178,7 +179,7 @@ def read_rerank(
     return message, Ranking(asked.ignored(), returns_data=bool(wanted))
 
 
-def read_score(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.ScoreRequest, Answer]:
+def read_score(data: bytes, defaults: Defaults, request_id: str) -> tuple[TextPairs, Answer]:
     """The message for a body, and how it is answered. Raises FieldError."""
     asked = decode_body(_SCORE, data)
     first, second = asked.pair()
@@ -187,9 +188,8 @@ def read_score(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.Sco
         firsts *= len(seconds)
     if len(firsts) != len(seconds):
         raise FieldError(f"{len(seconds)} texts for {len(firsts)} in {first}: expected one text, or as many", second)
-    pairs = [pb.Pair(text=one, second_text=other) for one, other in zip(firsts, seconds, strict=True)]
     answer = PairScores(asked.ignored(), second)
-    return pb.ScoreRequest(pairs=pairs, **asked.fields(defaults, request_id)), answer
+    return TextPairs(pb.ScoreRequest(**asked.fields(defaults, request_id)), firsts, seconds), answer
 
 
 def read_classify(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.ScoreRequest, Answer]:

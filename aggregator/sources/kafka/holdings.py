@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from sys import getsizeof
 
 from aggregator.admission.ledger import Intake
 from aggregator.request.request import KAFKA, Request
@@ -22,8 +21,8 @@ def added_bytes(request: Request, dimensions: int) -> int:
 
     `dimensions`: of the model's vectors.
     """
-    origin, inputs = origin_of(request), request.inputs
-    longer = sum(map(getsizeof, inputs)) - len(origin.in_flight.value or b"")  # than in UTF-8
+    origin = origin_of(request)
+    longer = request.text_bytes - len(origin.in_flight.value or b"")  # than in UTF-8
     return made_bytes(request) + max(0, longer) + answer_bytes(request, dimensions, as_json=origin.route.json)
 
 

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
@@ -20,7 +21,18 @@ from protos.generation.v1.generation_pb2 import GenerateRequest
 from protos.ranking.v1.ranking_pb2 import RankRequest, ScoreRequest
 
 M = TypeVar("M", pb.EmbedRequest, GenerateRequest, RankRequest, ScoreRequest)
-Message = pb.EmbedRequest | GenerateRequest | RankRequest | ScoreRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TextPairs:
+    """A ScoreRequest whose pairs lie beside it: many may have one first text, which a message would copy for each."""
+
+    fields: ScoreRequest
+    firsts: Sequence[str]
+    seconds: Sequence[str]
+
+
+Message = pb.EmbedRequest | GenerateRequest | RankRequest | ScoreRequest | TextPairs
 _MARKS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
 """The bytes that begin one or more Python objects: a string, an object, an array."""
 _MARKS_PER_INPUT = 5  # {"tokenIds": {"ids": []}}
@@ -62,7 +74,7 @@ def check_marks(value: bytes, max_inputs: int) -> None:
 
 
 def new_request(
-    message: Message,
+    message: pb.EmbedRequest | GenerateRequest | RankRequest | ScoreRequest,
     defaults: Defaults,
     origin: object,
     *,

@@ -14,7 +14,7 @@ from aggregator.request.vector import Vector
 from aggregator.sources.wire.decode import SMALL_BYTES, options_of
 from aggregator.sources.wire.encode import fill_status, fill_summary
 from aggregator.sources.wire.fields import fields
-from aggregator.sources.wire.message import check_marks, decode_checked, json_object, new_request
+from aggregator.sources.wire.message import TextPairs, check_marks, decode_checked, json_object, new_request
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.ranking.v1 import ranking_pb2 as pb
 
@@ -22,7 +22,7 @@ MAX_INPUTS = 1000
 """Documents or pairs of one request: as many as the services that rank usually take."""
 _FIELDS_PER_INPUT, _OTHER_FIELDS = 2, 64
 
-ScoresRequest = pb.RankRequest | pb.ScoreRequest
+ScoresRequest = pb.RankRequest | pb.ScoreRequest | TextPairs
 ScoresResponse = pb.RankResponse | pb.ScoreResponse
 
 
@@ -74,6 +74,9 @@ def parse(
     """
     if isinstance(message, pb.RankRequest):
         inputs, outcomes, scoring = _documents(message)
+    elif isinstance(message, TextPairs):
+        inputs, outcomes, scoring = _paired(message.firsts, message.seconds)
+        message = message.fields
     else:
         inputs, outcomes, scoring = _pairs(message)
     return new_request(
@@ -101,14 +104,21 @@ def _documents(message: pb.RankRequest) -> tuple[list[str], list[Outcome | None]
     return documents, outcomes, scoring
 
 
-def _pairs(message: pb.ScoreRequest) -> tuple[list[str], list[Outcome | None], Scoring]:
+def _pairs(message: pb.ScoreRequest) -> tuple[Sequence[str], list[Outcome | None], Scoring]:
     pairs = message.pairs
     _check_count(len(pairs), "pairs")
     are_pairs = [pair.HasField("second_text") for pair in pairs]
     inputs = [pair.second_text if both else pair.text for pair, both in zip(pairs, are_pairs, strict=True)]
     firsts = [pair.text if both else None for pair, both in zip(pairs, are_pairs, strict=True)]
-    full = [bool(pair.text) and bool(second) for pair, second in zip(pairs, inputs, strict=True)]
-    return inputs, [None if each else _empty("a text of the pair is empty") for each in full], Scoring(firsts)
+    return _paired(firsts, inputs)
+
+
+def _paired(
+    firsts: Sequence[str | None], seconds: Sequence[str]
+) -> tuple[Sequence[str], list[Outcome | None], Scoring]:
+    _check_count(len(seconds), "pairs")
+    full = [first != "" and second != "" for first, second in zip(firsts, seconds, strict=True)]
+    return seconds, [None if each else _empty("a text of the pair is empty") for each in full], Scoring(firsts)
 
 
 def _empty(message: str) -> Failure:

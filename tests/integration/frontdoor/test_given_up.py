@@ -71,7 +71,7 @@ class SlowTokenizerCounting(Counting):
 
 
 async def test_a_call_holds_its_bytes_until_the_work_on_it_has_ended() -> None:
-    async with listening(memory_bytes=4 * MIB) as door:
+    async with listening(memory_bytes=2 * MIB) as door:
         [model_revision] = door.models.in_service()
         model_revision.counting = counting = SlowTokenizerCounting()
         long = asking("où est la gare " * 80_000)
