@@ -134,14 +134,16 @@ class ServedTask:
         """Whether calls, by gRPC or HTTP, wait here or are computed."""
         return self.model.admission.holds_calls or self.pending.calls > 0
 
-    def choose(self, revision: str, request_id: str) -> ModelRevision | None:
+    def choose(self, revision: str, request_id: str, before: str = "") -> ModelRevision | None:
         """The revision to serve a request: the one it pins, or the canary's, or the one with most servers.
 
-        Of several that could, one that has servers. None: none is known. Raises UnknownModel for a pinned revision
-        that no server has, while another is served.
+        Of several that could, one that has servers; one that may have been answered goes to the revision that did so
+        `before`, while that has servers. None: none is known. Raises UnknownModel for a pinned revision that no server
+        has, while another is served.
         """
         if not revision:
-            return self._choose_any(request_id)
+            again = self.revisions.get(before)
+            return again if again is not None and again.servers else self._choose_any(request_id)
         model_revision = self.revisions.get(revision)
         if model_revision is None and self.revisions:
             known = ", ".join(self.revisions)

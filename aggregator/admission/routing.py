@@ -35,7 +35,7 @@ class Routed:
 def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Routed:
     """Route requests of any source, at `now_s` (monotonic seconds); equal model and options are looked up once."""
     routed = Routed()
-    routes: dict[tuple[str, str, bool, int, Task], tuple[Options, Pending | list[Request]]] = {}
+    routes: dict[tuple[str, str, str, bool, int, Task], tuple[Options, Pending | list[Request]]] = {}
     for request in requests:
         try:
             if request.remaining and request.deadline_s <= now_s:
@@ -45,6 +45,7 @@ def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Rout
                 key = (
                     request.model,
                     request.model_revision,
+                    request.replay_revision,
                     request.source.refusable,
                     id(request.options),
                     request.task,
@@ -93,7 +94,7 @@ def _route(request: Request, models: Models, now_s: float) -> tuple[ServedTask, 
         others = ", ".join(each.name for each in models.tasks if each.task is request.task and each.revisions)
         remedy = f"use model {others}" if others else f"no model here {_DOES[request.task]}"
         raise InvalidRequest(f"{served.name} {does} and does not {request.task}: {remedy}", "model")
-    model_revision = served.choose(request.model_revision, request.request_id)
+    model_revision = served.choose(request.model_revision, request.request_id, request.replay_revision)
     waits = not request.source.refusable or now_s < served.calls_wait_until_s
     if not waits and (model_revision is None or not model_revision.servers):
         raise ModelUnavailable(f"no server of {served.name} is available")

@@ -147,7 +147,8 @@ class Request:
     its inputs in the queue, kept only where a caller may go away (gRPC). Once `admitted` it is not refused again for
     lack of room. `given_up`: its caller has left. `redriven`: it failed before, and an operator wants it tried again.
     Times are monotonic seconds; a deadline of `inf` means none. `generation`, `scoring`: None if it does not ask for
-    that; both: it asks for embeddings.
+    that; both: it asks for embeddings. `replay`: it may have been answered before, by `replay_revision` if that is
+    known.
     """
 
     request_id: str
@@ -173,6 +174,8 @@ class Request:
     redriven: bool = False
     generation: Generation | None = None
     scoring: Scoring | None = None
+    replay: bool = False
+    replay_revision: str = ""
 
     @property
     def task(self) -> Task:

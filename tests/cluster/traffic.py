@@ -23,7 +23,7 @@ from tests.cluster.values import DIMENSIONS
 from tests.faults.checker import Checker
 from tests.faults.expected import Oracle
 from tests.faults.steady_load import SteadyLoad
-from tests.faults.topic_logs import commits, end_offsets, read_topics
+from tests.faults.topic_logs import commits, end_offsets, ids_of, read_topics
 from tests.faults.verdict import Timeline, Verdict, judge
 from tests.support.kafka_client import committed
 from tests.support.until import until
@@ -141,7 +141,8 @@ class Traffic:
         """What became of every record; the producer is disconnected."""
         await self.drained()
         await self.load.close()
-        checker = Checker(self.load.intents, GROUP, oracle=Oracle(DIMENSIONS))
+        ids = await ids_of(self.kafka, REQUESTS)
+        checker = Checker(self.load.intents, GROUP, ids, oracle=Oracle(DIMENSIONS))
         async for record in read_topics(self.kafka, REQUESTS):
             if record.key in self.load.intents:
                 checker.take_input(record)

@@ -36,6 +36,7 @@ class Fate:
     replied_ms: int = _NEVER_MS
     buried_ms: int = _NEVER_MS
     reply_id: str = ""
+    said: tuple[str, str] | None = None
 
     @property
     def completed_ms(self) -> int:
@@ -49,17 +50,22 @@ class Fate:
 class Checker:
     """Takes in the topics record by record, inputs first; then `lost`, `wrong` and the rest say what was found.
 
-    `intents`: what is to become of each record, by key; `group`: whose replies they are; `corrupt_batches` counts dead
-    letters of whole batches, which have no key.
+    `intents`: what is to become of each record, by key; `group`: whose replies they are; `topic_ids`: the broker's, of
+    the topics of requests; `changed` counts replies with another code or revision than the first to their record,
+    `unmarked` those after the first that do not say that they may be replays; `corrupt_batches` counts dead letters of
+    whole batches, which have no key.
     """
 
     intents: Mapping[bytes, Intent]
     group: str
+    topic_ids: Mapping[str, str]
     fates: dict[bytes, Fate] = field(default_factory=dict[bytes, Fate])
     reply_times_ms: list[int] = field(default_factory=list[int])
     wrong: list[str] = field(default_factory=list[str])
     unlike_twins: list[str] = field(default_factory=list[str])
     corrupt_batches: int = 0
+    changed: int = 0
+    unmarked: int = 0
     oracle: Oracle = field(default_factory=Oracle)
 
     def take_input(self, record: Any) -> None:
@@ -87,16 +93,28 @@ class Checker:
             self.unlike_twins.append(f"{record.key!r} has the reply ids {fate.reply_id} and {answer.reply_id}")
         fate.reply_id = answer.reply_id
         code = Code(answer.status.code).name
+        said = code, answer.model_revision
+        self.changed += fate.said not in {None, said}
+        self.unmarked += fate.said is not None and told.get("replay") != b"true"
+        if (told.get("replay") == b"true") != answer.replay:
+            self.wrong.append(f"header and message of a reply to {record.key!r} differ about a replay")
+        fate.said = fate.said or said
         if code not in fate.intent.codes:
             self.wrong.append(f"{record.key!r} was answered {code}: {answer.status.message}")
         elif code == _GOOD and fate.intent.text is not None:
             self._check_answer(record.key, fate, answer)
 
     def _check_answer(self, key: bytes, fate: Fate, answer: Any) -> None:
-        if answer.request_id.encode() != key or answer.reply_id != _reply_id(self.group, fate, answer.request_id):
+        if answer.request_id.encode() != key or answer.reply_id != self._reply_id(fate, answer.request_id):
             self.wrong.append(f"the reply to {key!r} has the ids {answer.request_id} and {answer.reply_id}")
         if not self.agrees(fate, answer):
             self.wrong.append(f"the reply to {key!r}, attempt {answer.attempt}, holds another vector than its text's")
+
+    def _reply_id(self, fate: Fate, request_id: str) -> str:
+        """As the wire contract has it: a hash of who read the request, where it stood, and its id."""
+        topic_id = self.topic_ids.get(fate.topic, "")
+        place = f"{fate.topic}\0{fate.partition}\0{fate.offset}\0{fate.timestamp_ms}\0{topic_id}"
+        return hashlib.blake2b(f"{self.group}\0{place}\0{request_id}".encode(), digest_size=16).hexdigest()
 
     def agrees(self, fate: Fate, answer: Any) -> bool:
         """Whether an answer holds the one vector that it should."""
@@ -164,9 +182,3 @@ def examples(found: Sequence[object]) -> str:
 
 def _digest(value: bytes | None) -> bytes:
     return hashlib.sha256(value or b"").digest()
-
-
-def _reply_id(group: str, fate: Fate, request_id: str) -> str:
-    """As the wire contract has it: a hash of who read the request, where it stood, and its id."""
-    told = f"{group}\0{fate.topic}\0{fate.partition}\0{fate.offset}\0{fate.timestamp_ms}\0{request_id}".encode()
-    return hashlib.blake2b(told, digest_size=16).hexdigest()

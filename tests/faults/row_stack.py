@@ -22,7 +22,7 @@ from tests.faults.expected import DIMENSIONS
 from tests.faults.memory_watch import MemoryWatch
 from tests.faults.rows import Figures
 from tests.faults.steady_load import Maker, SteadyLoad, question
-from tests.faults.topic_logs import commits, end_offsets, read_topics
+from tests.faults.topic_logs import commits, end_offsets, ids_of, read_topics
 from tests.faults.verdict import Timeline, Verdict, judge
 from tests.support.kafka_client import Topics, committed, connected_admin, make_topics
 from tests.support.processes import synthetic
@@ -70,6 +70,8 @@ class RowStack:
     aggregators: list[Variant] = field(default_factory=list[Variant])
     servers: list[ModelServer] = field(default_factory=list[ModelServer])
     memory: MemoryWatch = field(default_factory=MemoryWatch)
+    changed: int = 0
+    unmarked: int = 0
     load: SteadyLoad = field(init=False)
 
     def __post_init__(self) -> None:
@@ -225,7 +227,8 @@ class RowStack:
         """
         drained = await self.drained(timeout_s)
         codes = await self.stop()
-        checker = Checker(self.load.intents, self.topics.requests)
+        ids = await ids_of(self.kafka, self.topics.requests)
+        checker = Checker(self.load.intents, self.topics.requests, ids)
         for record in self.kept_requests:
             checker.take_input(record)
         async for record in read_topics(self.kafka, self.topics.requests):
@@ -240,6 +243,7 @@ class RowStack:
         unseen = self.load.acknowledged.keys() - checker.fates.keys() - set(deleted)
         history = await commits(self.kafka, self.topics.requests)
         found = judge(checker, history, sorted(unseen), self.line, self.memory.peak_mib)
+        self.changed, self.unmarked = checker.changed, checker.unmarked
         complaints = [] if drained else ["not all that was sent was ever committed"]
         complaints += [f"an aggregator ended with exit code {code}" for code in codes if code]
         return found.with_more(*complaints)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 SECTIONS = {
     "test_killed_aggregators_lose_nothing": "an-aggregator-dies-or-hangs",
+    "test_a_replay_is_not_decided_by_the_clock": "an-aggregator-dies-or-hangs",
+    "test_a_replay_goes_to_the_revision_that_answered_it": "an-aggregator-dies-or-hangs",
     "test_a_zombie_commits_nothing": "an-aggregator-dies-or-hangs",
     "test_a_stop_under_full_load_answers_nothing_twice": "aggregators-are-stopped-or-rolled",
     "test_a_rolling_restart_is_hardly_noticed": "aggregators-are-stopped-or-rolled",

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 
 import pytest
 
+from loadtest.stack.service import DEFAULT_MODEL_NAME, ModelServer
+from protos.embedding.v1 import embedding_pb2 as pb
+from tests.faults.expected import DIMENSIONS
 from tests.faults.row_stack import RowStack, Variant
 from tests.faults.rows import Figures
+from tests.faults.steady_load import Intent, Planned, question
+from tests.support.kafka_client import Sent, query
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(580)]
 
@@ -33,6 +39,98 @@ async def test_killed_aggregators_lose_nothing(stack: RowStack, figures: Figures
             victim.kill()
             await stack.start(victim)
     await stack.passes(figures, kills=count)
+
+
+def expiring(number: int, request_id: str) -> Planned:
+    """A question that expires three seconds after it was sent."""
+    text = question(number, request_id).intent.text or ""
+    message = pb.EmbedRequest(request_id=request_id, inputs=[pb.Input(text=text)])
+    message.expire_time.FromNanoseconds(int((time.time() + 3.0) * 1e9))
+    intent = Intent(text, codes=frozenset({"OK", "DEADLINE_EXCEEDED"}))
+    return Planned(Sent(message.SerializeToString(), key=request_id.encode()), intent)
+
+
+@pytest.mark.row(
+    "aggregators killed (SIGKILL) while a record holds each partition's commit back, requests that expire in 3 s"
+)
+async def test_a_replay_is_not_decided_by_the_clock(stack: RowStack, figures: Figures) -> None:
+    chance = random.Random(6)
+    server, away = await stack.server(), absent(stack)
+    members = [await stack.aggregator(settings=models(away, server)) for _ in range(2)]
+    async with stack.under_load(300, expiring), stack.fault():
+        await hold_commits(stack)
+        for number in range(4):
+            await stack.answers(600)
+            await asyncio.sleep(chance.uniform(0.0, 1.0))
+            members[number % 2].kill()
+            await stack.start(members[number % 2])
+        await stack.answers(600)
+        await asyncio.to_thread(away.start)
+    await passes_alike(stack, figures)
+
+
+@pytest.mark.row(
+    "aggregators killed (SIGKILL) while another revision of the model takes over, and commits are held back"
+)
+async def test_a_replay_goes_to_the_revision_that_answered_it(stack: RowStack, figures: Figures) -> None:
+    chance = random.Random(7)
+    old, away = await stack.server(MODEL__REVISION="old"), absent(stack)
+    new = [await stack.server(MODEL__REVISION="new") for _ in range(2)]
+    before = await stack.aggregator(settings=models(away, old))
+    async with stack.under_load(300), stack.fault():
+        await hold_commits(stack)
+        await stack.answers(900)
+        before.kill()
+        members = [await stack.aggregator(settings=models(away, old, *new)) for _ in range(2)]
+        for number in range(3):
+            await stack.answers(600)
+            await asyncio.sleep(chance.uniform(0.0, 1.0))
+            members[number % 2].kill()
+            await stack.start(members[number % 2])
+        await stack.answers(600)
+        await asyncio.to_thread(away.start)
+    await passes_alike(stack, figures)
+
+
+async def passes_alike(stack: RowStack, figures: Figures) -> None:
+    verdict = await stack.passes(figures)
+    figures.more |= {"changed": stack.changed, "unmarked": stack.unmarked}
+    assert verdict.duplicates > 1000
+    assert stack.unmarked <= verdict.duplicates * 0.1, "what was answered just before a kill stays unknown"
+    assert stack.changed <= stack.unmarked
+
+
+def absent(stack: RowStack) -> ModelServer:
+    """The server of the model `away`, not started."""
+    settings = {
+        "ENGINE__KIND": "synthetic",
+        "PROFILE__ENABLED": "false",
+        "MODEL__NAME": "away",
+        "SYNTHETIC__DIMENSIONS": str(DIMENSIONS),
+    }
+    server = ModelServer(stack.folder / "away.log", settings=settings)
+    stack.servers.append(server)
+    return server
+
+
+def models(away: ModelServer, *servers: ModelServer) -> dict[str, str]:
+    """An aggregator's settings."""
+    named = [
+        {"name": DEFAULT_MODEL_NAME, "servers": [server.address for server in servers]},
+        {"name": "away", "servers": [away.address]},
+    ]
+    return {"MODELS": json.dumps(named)}
+
+
+async def hold_commits(stack: RowStack) -> None:
+    """A record in each partition that waits until its model's server is there."""
+
+    def waiting(number: int, request_id: str) -> Planned:
+        text = f"wait for it {number}"
+        return Planned(query(text, request_id, model="away"), Intent(text))
+
+    for partition in range(stack.partitions):
+        await stack.load.send(1, waiting, partition=partition)
 
 
 @pytest.mark.row("aggregator frozen (SIGSTOP) until the group has reassigned its partitions, then resumed")

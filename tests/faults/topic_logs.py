@@ -10,6 +10,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from aggregator.sources.kafka.aiokafka_internals import topic_ids
 from tests.support.kafka_client import connected_admin
 
 COMMITS = "__consumer_offsets"
@@ -48,6 +49,12 @@ async def _reader(bootstrap: str, topics: Sequence[str]) -> AsyncGenerator[tuple
         yield consumer, await consumer.end_offsets(partitions)
     finally:
         await consumer.stop()
+
+
+async def ids_of(bootstrap: str, *topics: str) -> dict[str, str]:
+    """The broker's id of each topic, in hexadecimal digits."""
+    async with connected_admin(bootstrap) as admin:
+        return await topic_ids(admin, topics)
 
 
 async def read_topics(bootstrap: str, *topics: str) -> AsyncIterator[Any]:

@@ -19,7 +19,7 @@ from aggregator.admission.ledger import MEMORY_BYTES, Intake, Ledger
 from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.consumer import KafkaConsumer
-from aggregator.sources.kafka.offsets import InFlightRecord, Record
+from aggregator.sources.kafka.offsets import Committed, InFlightRecord, Record
 from aggregator.sources.kafka.outgoing import Delivered, OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer
 from k8s.pod.metrics_buffer import MetricsBuffer
@@ -65,6 +65,7 @@ class Commit:
     generation: int
     member_id: str
     offsets: Mapping[TopicPartition, int]
+    metadata: Mapping[TopicPartition, str]
     answer: asyncio.Future[Words]
     words: Words | None = None
 
@@ -98,6 +99,9 @@ class FakeKafka:
         self.generation = 0
         self.members: dict[str, FakeMember] = {}
         self.committed: dict[TopicPartition, int] = {}
+        self.metadata: dict[TopicPartition, str] = {}
+        self.topic_ids: dict[str, str] = {}
+        self.most_metadata_bytes = 4096
         self.sent: list[Commit] = []
         self.held = False
         self.poll_delay_s = 0.0
@@ -162,10 +166,15 @@ class FakeKafka:
         part = intake or Ledger(MEMORY_BYTES).intake
         return KafkaConsumer(settings, on_fenced, metrics, client=made, look_up=self.look_up, intake=part)
 
-    async def look_up(self, settings: KafkaSettings, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
+    async def look_up(
+        self, settings: KafkaSettings, tps: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, Committed]:
         """The group's offsets, -1 where it has none."""
         del settings
-        return {tp: self.committed.get(tp, -1) for tp in tps}
+        return {
+            tp: Committed(self.committed.get(tp, -1), self.metadata.get(tp, ""), self.topic_ids.get(tp.topic, ""))
+            for tp in tps
+        }
 
     def join(self, member: FakeMember) -> None:
         """A member is ready for the next generation; a new one makes all others give their partitions back."""
@@ -193,8 +202,11 @@ class FakeKafka:
             error = kafka_errors.UnknownMemberIdError
         elif not simple and commit.generation != self.generation:
             error = kafka_errors.IllegalGenerationError
+        if error is None and max(map(len, commit.metadata.values()), default=0) > self.most_metadata_bytes:
+            error = kafka_errors.OffsetMetadataTooLargeError
         if error is None:
             self.committed |= commit.offsets
+            self.metadata |= commit.metadata
         return dict.fromkeys(commit.offsets, error)
 
     def arrive(self, commit: Commit) -> None:
@@ -343,9 +355,11 @@ class FakeMember:
     async def committed(self, tp: TopicPartition) -> int | None:
         return self.kafka.committed.get(tp)
 
-    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+    async def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
         answer = asyncio.get_running_loop().create_future()
-        commit = Commit(self, self.generation, self.member_id, dict(offsets), answer)
+        positions = {tp: offset for tp, (offset, _) in offsets.items()}
+        metadata = {tp: said for tp, (_, said) in offsets.items()}
+        commit = Commit(self, self.generation, self.member_id, positions, metadata, answer)
         self.kafka.sent.append(commit)
         if not self.kafka.held:
             self.kafka.answer(commit)

@@ -100,8 +100,8 @@ class GroupSimulation:
                 super().__init__(*arguments)
                 simulation.members.append(self)
 
-            async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-                simulation.check_sent(self, offsets)
+            async def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
+                simulation.check_sent(self, {tp: offset for tp, (offset, _) in offsets.items()})
                 await super().commit(offsets)
 
             def judged(self, commit: Commit) -> Words:

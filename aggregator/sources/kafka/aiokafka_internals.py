@@ -9,12 +9,24 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from io import BytesIO
 from itertools import chain
 from typing import Any
 
 from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
+from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.types import (
+    AbstractType,
+    Boolean,
+    CompactArray,
+    CompactString,
+    Int16,
+    Int32,
+    Schema,
+    TaggedFields,
+)
 
 from aggregator.errors import stray_cancellation_as
 
@@ -24,6 +36,7 @@ _STOP_S = 2.0  # a client that lost its broker would wait for it
 _WAIT_MS = 100  # the records are there: the broker need not wait for more
 _MAX_BYTES = 1024 * 1024  # a broker sends at least one batch, however large
 _READ_COMMITTED = 1  # the isolation level in Kafka's protocol
+_NO_ID = bytes(16)
 _NAMES_REPLICA = 11
 """From this version on, a fetch response has a field between the aborted transactions and the records."""
 
@@ -97,6 +110,101 @@ async def abandon_producer(producer: Any) -> None:
         async with asyncio.timeout(_STOP_S):
             await close_client(producer.client)
             await producer._sender.close()
+
+
+class _Uuid(AbstractType[bytes]):  # type: ignore[misc]  # aiokafka has no types
+    @classmethod
+    def encode(cls, value: bytes) -> bytes:
+        return value
+
+    @classmethod
+    def decode(cls, data: BytesIO) -> bytes:
+        return data.read(16)
+
+
+class _MetadataResponse(Response):  # type: ignore[misc]
+    API_KEY, API_VERSION = 3, 10
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "brokers",
+            CompactArray(
+                ("node_id", Int32),
+                ("host", CompactString("utf-8")),
+                ("port", Int32),
+                ("rack", CompactString("utf-8")),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("cluster_id", CompactString("utf-8")),
+        ("controller_id", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("error_code", Int16),
+                ("name", CompactString("utf-8")),
+                ("topic_id", _Uuid),
+                ("is_internal", Boolean),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("error_code", Int16),
+                        ("partition", Int32),
+                        ("leader", Int32),
+                        ("leader_epoch", Int32),
+                        ("replicas", CompactArray(Int32)),
+                        ("isr", CompactArray(Int32)),
+                        ("offline", CompactArray(Int32)),
+                        ("tags", TaggedFields),
+                    ),
+                ),
+                ("authorized_operations", Int32),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("cluster_authorized_operations", Int32),
+        ("tags", TaggedFields),
+    )
+
+
+class _MetadataStruct(RequestStruct):  # type: ignore[misc]
+    FLEXIBLE_VERSION = True
+    API_KEY, API_VERSION = 3, 10
+    RESPONSE_TYPE = _MetadataResponse
+    SCHEMA = Schema(
+        ("topics", CompactArray(("topic_id", _Uuid), ("name", CompactString("utf-8")), ("tags", TaggedFields))),
+        ("allow_auto_topic_creation", Boolean),
+        ("include_cluster_authorized_operations", Boolean),
+        ("include_topic_authorized_operations", Boolean),
+        ("tags", TaggedFields),
+    )
+
+
+class _MetadataRequest(Request[_MetadataStruct]):  # type: ignore[misc]
+    """Metadata in the first version with topic ids, since Kafka 2.8; aiokafka's own ends at version 5."""
+
+    API_KEY = 3
+
+    def __init__(self, topics: Sequence[str]) -> None:
+        self._topics = topics
+
+    def build(self, request_struct_class: type[_MetadataStruct]) -> _MetadataStruct:
+        topics = [(_NO_ID, name, {}) for name in self._topics]
+        return request_struct_class(topics, False, False, False, {})
+
+
+async def topic_ids(admin: Any, names: Sequence[str]) -> dict[str, str]:
+    """The id of each topic in hexadecimal digits; empty where the broker has none or does not show it.
+
+    Raises KafkaError.
+    """
+    client = admin._client
+    try:
+        response = await client.send(client.get_random_node(), _MetadataRequest(names))
+    except (NotImplementedError, kafka_errors.IncompatibleBrokerVersion):
+        return {}
+    found = {name: topic_id for code, name, topic_id, *_ in response.topics if not code and topic_id != _NO_ID}
+    return {name: topic_id.hex() for name, topic_id in found.items()}
 
 
 async def raw_batches(

@@ -19,7 +19,8 @@ from aiokafka.conn import collect_hosts, create_conn
 from typing_extensions import override
 
 from aggregator.settings.aggregator import KafkaSettings, SaslSettings
-from aggregator.sources.kafka.offsets import Partition
+from aggregator.sources.kafka.aiokafka_internals import topic_ids
+from aggregator.sources.kafka.offsets import Committed, Partition
 from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX
 from k8s.pod.addresses import split_servers
 from k8s.pod.errors import StartError
@@ -108,23 +109,27 @@ async def check(settings: KafkaSettings, timeout_s: float) -> Sequence[str]:
     return warnings
 
 
-async def committed_offsets(settings: KafkaSettings, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-    """The group's committed offset of each partition, -1 if it has none. Raises KafkaError or OSError."""
+async def committed_offsets(
+    settings: KafkaSettings, tps: Collection[TopicPartition]
+) -> dict[TopicPartition, Committed]:
+    """What the group has of each partition, and the ids of the topics. Raises KafkaError or OSError."""
     async with _client(settings) as admin:
-        return await group_offsets(admin, settings.group_id, tps)
+        found = await group_offsets(admin, settings.group_id, tps)
+        ids = await topic_ids(admin, sorted({tp.topic for tp in tps}))
+        return {tp: each._replace(topic_id=ids.get(tp.topic, "")) for tp, each in found.items()}
 
 
 async def group_offsets(
     admin: AIOKafkaAdminClient, group_id: str, tps: Collection[TopicPartition]
-) -> dict[TopicPartition, int]:
-    """The committed offset of each partition, -1 if the group has none. Raises KafkaError.
+) -> dict[TopicPartition, Committed]:
+    """What the group has of each partition. Raises KafkaError.
 
     A consumer takes an answer that holds only an error for no offset, and would read the log again from its start.
     """
     found = await admin.list_consumer_group_offsets(group_id, partitions=list(tps))
     if missing := [f"{tp.topic}/{tp.partition}" for tp in tps if tp not in found]:
         raise kafka_errors.KafkaError(f"the coordinator does not list {', '.join(missing)}")
-    return {tp: found[tp].offset for tp in tps}
+    return {tp: Committed(found[tp].offset, found[tp].metadata or "") for tp in tps}
 
 
 async def topic_partitions(settings: KafkaSettings) -> dict[str, int]:

@@ -126,10 +126,11 @@ def record_of(request: Request) -> InFlightRecord:
 def reply_id(in_flight: InFlightRecord, request_id: str, group_id: str) -> str:
     """The same for every delivery of the same record to the same group; 32 hexadecimal digits.
 
-    The timestamp tells records apart that had one offset in topics of one name, one after another.
+    The topic's id tells records apart that had one offset in topics of one name, one after another; where the broker
+    has no ids (before Kafka 2.8), only their timestamps do.
     """
     source = in_flight.committed_offset
-    place = f"{source.topic}\0{source.partition}\0{in_flight.offset}\0{in_flight.timestamp}"
+    place = f"{source.topic}\0{source.partition}\0{in_flight.offset}\0{in_flight.timestamp}\0{source.topic_id}"
     identity = f"{group_id}\0{place}\0{request_id}".encode()
     return hashlib.blake2b(identity, digest_size=_REPLY_ID_LENGTH // 2).hexdigest()
 
@@ -243,11 +244,23 @@ def decode_record(
             traceparent=found.get("traceparent"),
         )
         request.redriven = REDRIVES in found
+        if in_flight.replay:
+            _answer_as_before(request, in_flight, received_s)
         return request
     except RequestError as error:
         request_id = message.request_id if message is not None else given_id
         unread = route is None or message is None
         return Refused(in_flight, error, request_id, route, dead_letter=unread, task=intake.task)
+
+
+def _answer_as_before(request: Request, in_flight: InFlightRecord, received_s: float) -> None:
+    """Let a record that may have been answered expire only if it did, and go to the revision that answered it."""
+    before, offset = in_flight.committed_offset.answered_before, in_flight.offset
+    request.replay = True
+    request.replay_revision = before.model_revision(offset, request.model)
+    request.deadline_s = min(request.deadline_s, received_s) if before.expired(offset) else inf
+    if request.generation is not None:
+        request.generation.first_token_by_s = inf
 
 
 def _route(headers: Sequence[Header], intake: TopicIntake, found: Mapping[str, bytes]) -> ReplyRoute:

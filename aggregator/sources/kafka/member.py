@@ -20,7 +20,7 @@ from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.aiokafka_internals import stray_cancellation_as_error
 from aggregator.sources.kafka.connection import TopicWatch
 from aggregator.sources.kafka.faults import FaultHandler
-from aggregator.sources.kafka.offsets import Fault, InFlightRecord, OnFenced, Partition
+from aggregator.sources.kafka.offsets import Committed, Fault, InFlightRecord, OnFenced, Partition
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ _FIRST_RECORDS = 8
 """Of a poll: their sizes say how many more it may ask for, as a poll is bounded in records only."""
 _GROWTH = 5  # 8, 40, 240 and the rest: four polls of 1,000 records take 60 us more than one
 _NO_PARTITION = TopicPartition("", -1)
-LookUp = Callable[[KafkaSettings, Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, int]]]
-"""The group's committed offset of each partition, -1 if it has none. Raises KafkaError."""
+LookUp = Callable[[KafkaSettings, Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, Committed]]]
+"""What the group has of each partition. Raises KafkaError."""
 
 
 async def placed(
@@ -51,9 +51,9 @@ async def placed(
     try:
         async with asyncio.timeout(_ASK_S):
             committed = await look_up(settings, tps)
-        for tp, offset in committed.items():
+        for tp, (offset, metadata, topic_id) in committed.items():
             if offset >= 0:
-                yield Partition(tp, offset, offset)
+                yield Partition(tp, offset, offset, metadata, topic_id)
             else:
                 asking[asyncio.ensure_future(client.beginning_offsets([tp]))] = tp
         if asking:
@@ -61,7 +61,7 @@ async def placed(
             for each in [each for each in done if each.exception() is None]:
                 tp, offset = asking[each], each.result()[asking[each]]
                 _LOG.info("started a partition", extra={"topic": tp.topic, "partition": tp.partition, "offset": offset})
-                yield Partition(tp, offset, None)
+                yield Partition(tp, offset, None, topic_id=committed[tp].topic_id)
     except (kafka_errors.KafkaError, OSError, TimeoutError) as error:
         _LOG.warning("could not look up start offsets", extra={"error": repr(error)})
         await asyncio.sleep(_PLACE_AGAIN_S)
@@ -297,6 +297,9 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
             try:
                 async with asyncio.timeout(_ASK_S):
                     good = await self._faults.handle(partition, lambda: self.partitions.get(tp) is partition)  # noqa: B023 - awaited here
+                    if good is not None and good is not partition:  # of a topic that was made anew
+                        found = await self._look_up(self._settings, [tp])
+                        good.committed_offset.topic_id = found[tp].topic_id
             except (kafka_errors.KafkaError, TimeoutError) as error:
                 _LOG.warning("could not look at a log again", extra={"topic": tp.topic, "error": repr(error)})
             else:
@@ -347,6 +350,7 @@ class Commits:
         self._metrics = metrics
         self._sending = asyncio.Lock()
         self._failing = False
+        self._carries_metadata = True
 
     def joined(self) -> None:
         self.removed = False
@@ -361,11 +365,14 @@ class Commits:
             if self.removed:
                 return False
             sent = {tp: each for tp, each in partitions.items() if all_positions or each.moved}
-            topics: dict[str, dict[TopicPartition, int]] = {}
+            topics: dict[str, dict[TopicPartition, tuple[int, str]]] = {}
+            highest = {tp: partition.committed_offset.highest for tp, partition in sent.items()}
             for tp, partition in sent.items():
                 if self._client.partitions_for_topic(tp.topic):  # aiokafka would try those of a missing one without end
-                    topics.setdefault(tp.topic, {})[tp] = partition.committed_offset.position
-            errors = {error for offsets in topics.values() if (error := await self._send(sent, offsets))}
+                    position = partition.committed_offset.position
+                    metadata = partition.committed_offset.metadata if self._carries_metadata else ""
+                    topics.setdefault(tp.topic, {})[tp] = position, metadata
+            errors = {error for offsets in topics.values() if (error := await self._send(sent, offsets, highest))}
             if errors:
                 self._metrics.commit_failures.add(len(errors))
             if bool(errors) != self._failing and topics:
@@ -374,17 +381,25 @@ class Commits:
                 _LOG.warning(says, extra={"errors": sorted(errors)})
             return not errors
 
-    async def _send(self, sent: Mapping[TopicPartition, Partition], offsets: Mapping[TopicPartition, int]) -> str:
+    async def _send(
+        self,
+        sent: Mapping[TopicPartition, Partition],
+        offsets: Mapping[TopicPartition, tuple[int, str]],
+        highest: Mapping[TopicPartition, int],
+    ) -> str:
         """Why the group does not have these offsets; empty if it has."""
         try:
             async with asyncio.timeout(_COMMIT_TIMEOUT_S):
                 await self._client.commit(offsets)
         except (kafka_errors.KafkaError, TimeoutError) as error:
             cause = error.__cause__ if isinstance(error, kafka_errors.CommitFailedError) else None
+            if isinstance(cause or error, kafka_errors.OffsetMetadataTooLargeError):
+                self._carries_metadata = False  # the broker takes less than Kafka's default: the next try has none
+                return repr(cause or error)
             self.removed |= cause is not None and not isinstance(cause, kafka_errors.RebalanceInProgressError)
             return repr(cause or error)
-        for tp, offset in offsets.items():
-            sent[tp].committed = offset
+        for tp, (offset, _) in offsets.items():
+            sent[tp].committed, sent[tp].committed_highest = offset, highest[tp]
         self._confirm()
         return ""
 

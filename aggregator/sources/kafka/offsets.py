@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from aiokafka import TopicPartition
+
+from aggregator.sources.kafka.answered import EXPIRED, Answer, Answered, Span, spans
 
 _RESUME_SHARE = 0.75  # below the cap, so that a partition does not pause and resume at every commit
 _RECORD_BYTES = 600  # of the objects for a record without an input: the record, its request, its reply's headers
@@ -62,6 +64,7 @@ class InFlightRecord:
     Half the size of aiokafka's ConsumerRecord: one is held for each query in flight. `unreadable` is the
     reason why the record is undecodable; then it has neither key nor value. `held_bytes`: the memory of the record, of
     what was made of it and, once it is admitted, of its reply; `admitted_bytes`: of these what its admission added.
+    `answer`: how it was completed, if that says how a replay is to be answered.
     """
 
     committed_offset: CommittedOffset
@@ -74,6 +77,12 @@ class InFlightRecord:
     unreadable: str = ""
     held_bytes: int = 0
     admitted_bytes: int = 0
+    answer: Answer | None = None
+
+    @property
+    def replay(self) -> bool:
+        """Whether it may have been answered before."""
+        return self.offset in self.committed_offset.answered_before
 
     @property
     def topic(self) -> str:
@@ -93,27 +102,53 @@ class CommittedOffset:
 
     Once fenced, its partition is revoked: completing a record has no effect, and the new owner processes the rest.
     `held_bytes`: of all records from their fetch until they are completed; `admitted_bytes`: as of a record.
+    `answered_before`: what the commit from which this one goes on says of records behind it. `topic_id`: tells a topic
+    from one of its name that was deleted; empty where the broker has no ids.
     """
 
     __slots__ = (
+        "_answers",
         "_end",
         "_highest_completed",
         "_in_flight",
         "admitted_bytes",
+        "answered_before",
         "fenced",
         "held_bytes",
         "partition",
         "topic",
+        "topic_id",
     )
 
-    def __init__(self, topic: str, partition: int, position: int) -> None:
+    def __init__(self, topic: str, partition: int, position: int, metadata: str = "", topic_id: str = "") -> None:
         self.topic = topic
         self.partition = partition
+        self.topic_id = topic_id
+        self.answered_before = Answered.of(metadata, position)
+        self._answers: Counter[Answer] = Counter()
         self.fenced = False
         self.held_bytes = self.admitted_bytes = 0
         self._in_flight: deque[InFlightRecord] = deque()
         self._end = position
         self._highest_completed = position - 1
+
+    @property
+    def highest(self) -> int:
+        """The highest offset that is completed, now or before: records up to it may have been answered."""
+        return max(self._highest_completed, self.answered_before.highest)
+
+    @property
+    def metadata(self) -> str:
+        """What its next commit carries."""
+        position, before = self.position, self.answered_before
+        if self.highest < position:
+            return ""
+        found = list(before.spans) if before.highest >= position else []
+        if len(self._answers) == 1 and not found and EXPIRED not in self._answers:
+            found = [Span(position, self._highest_completed, *self._answers)]
+        elif self._answers:
+            found += spans((each.offset, each.answer) for each in self._in_flight)
+        return Answered(self.highest, tuple(sorted(found))).metadata(position)
 
     @property
     def position(self) -> int:
@@ -153,7 +188,7 @@ class CommittedOffset:
         if not self.fenced:
             self._end = max(self._end, offset)
 
-    def complete(self, in_flight: InFlightRecord) -> None:
+    def complete(self, in_flight: InFlightRecord, answer: Answer | None = None) -> None:
         """Mark a record's outcome as acknowledged; no effect if done twice, or after the fence."""
         if in_flight.completed or self.fenced:
             return
@@ -162,10 +197,17 @@ class CommittedOffset:
         self.admitted_bytes -= in_flight.admitted_bytes
         in_flight.key = in_flight.value = None  # it may have to wait for the records before it
         in_flight.headers = ()
+        if answer is not None:
+            in_flight.answer = answer
+            self._answers[answer] += 1
         self._highest_completed = max(self._highest_completed, in_flight.offset)
         in_flight_records = self._in_flight
         while in_flight_records and in_flight_records[0].completed:
-            in_flight_records.popleft()
+            passed = in_flight_records.popleft().answer
+            if passed is not None:
+                self._answers[passed] -= 1
+                if not self._answers[passed]:
+                    del self._answers[passed]
 
     def fence(self) -> tuple[InFlightRecord, ...]:
         """End with the revocation of the partition; returns the records that are not completed."""
@@ -174,6 +216,14 @@ class CommittedOffset:
         unfinished = tuple(in_flight for in_flight in self._in_flight if not in_flight.completed)
         self._in_flight.clear()
         return unfinished
+
+
+class Committed(NamedTuple):
+    """What a group has of a partition: its offset (-1: none), the metadata beside it; and the id of the topic."""
+
+    offset: int
+    metadata: str = ""
+    topic_id: str = ""
 
 
 class Fault(Enum):
@@ -188,14 +238,17 @@ class Partition:
     """One partition whose start position is known, during one assignment of it.
 
     `fetched` are records that wait to be handed out, `read_to` is the next offset to fetch, `delivered_to` the next to
-    hand out, `committed` what the group is known to have (None: nothing yet). One with a `fault` is
-    not fetched until that is handled.
+    hand out, `committed` what the group is known to have (None: nothing yet), and `committed_highest` the highest
+    offset that its metadata names. One with a `fault` is not fetched until that is handled.
     """
 
-    def __init__(self, tp: TopicPartition, offset: int, committed: int | None) -> None:
+    def __init__(
+        self, tp: TopicPartition, offset: int, committed: int | None, metadata: str = "", topic_id: str = ""
+    ) -> None:
         self.tp = tp
-        self.committed_offset = CommittedOffset(tp.topic, tp.partition, offset)
+        self.committed_offset = CommittedOffset(tp.topic, tp.partition, offset, metadata, topic_id)
         self.committed = committed
+        self.committed_highest = self.committed_offset.highest
         self.fetched: list[Record] = []
         self._fetched_bytes: list[int] = []
         self.read_to = self.delivered_to = offset
@@ -240,7 +293,9 @@ class Partition:
 
     @property
     def moved(self) -> bool:
-        return self.committed_offset.position != self.committed
+        """Whether there is something to commit: a position, or that more of the records behind it are completed."""
+        highest = self.committed_offset.highest
+        return self.committed_offset.position != self.committed or highest != self.committed_highest
 
     @property
     def lag_records(self) -> int:

@@ -23,7 +23,9 @@ from aiokafka.errors import (
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics, Unwritten
 from aggregator.request.request import KAFKA, Failure, Request
+from aggregator.request.vector import Vector
 from aggregator.settings.aggregator import KafkaSettings
+from aggregator.sources.kafka.answered import EXPIRED, Answer
 from aggregator.sources.kafka.decode import Refused, ReplyRoute, origin_of, record_of, reply_id
 from aggregator.sources.kafka.offsets import Header, InFlightRecord
 from aggregator.sources.kafka.outgoing import OutgoingRecord
@@ -45,6 +47,8 @@ _UNWRITTEN: dict[type[Exception], Unwritten] = {
     MessageSizeTooLargeError: Unwritten.TOO_LARGE,
     RecordTooLargeError: Unwritten.TOO_LARGE,
 }
+_REPLAY: Header = ("replay", b"true")
+"""The header of a reply that may have come before."""
 _EVERY_S = 0.05
 """New tokens of this time become one record."""
 
@@ -93,7 +97,7 @@ class Outcomes:
         elif request.failed and (failure := internal_failure(request)) is not None:
             self.dead_letters.add(DeadLetter(in_flight, failure.code, failure.message, failure.attempts))
         else:
-            in_flight.committed_offset.complete(in_flight)
+            in_flight.committed_offset.complete(in_flight, _answer_of(request))
 
     async def refuse(self, refused: Sequence[Refused]) -> None:
         """Reply to records that are no requests where their route is known; dead-letter undecodable ones."""
@@ -132,6 +136,16 @@ class Outcomes:
         return letter
 
 
+def _answer_of(request: Request) -> Answer | None:
+    """How a record was answered, where a replay can be answered the same: by a revision, or that it expired."""
+    if request.failed:
+        return EXPIRED if request.code is Code.DEADLINE_EXCEEDED else None
+    if request.generation is not None:
+        return Answer(request.model, request.generation.model_revision)
+    outcome = request.outcomes[0] if request.outcomes else None
+    return Answer(request.model, outcome.batch.model_revision) if isinstance(outcome, Vector) else None
+
+
 def encode_replies(requests: Sequence[Request], group_id: str, now_s: float = 0.0) -> list[OutgoingRecord]:
     """The reply of a consumer group to each completed request, in its format, to its route, under its key.
 
@@ -154,7 +168,9 @@ def encode_refusal(refused: Refused, group_id: str) -> OutgoingRecord:
     record = refused.in_flight
     identity = reply_id(record, refused.request_id, group_id)
     failure = Failure.of(refused.error)
-    value = encode_failure(refused.request_id, failure, identity, task=refused.task, as_json=route.json)
+    value = encode_failure(
+        refused.request_id, failure, identity, task=refused.task, as_json=route.json, replay=record.replay
+    )
     return _to_route(refused, record, route, value, identity=identity, group_id=group_id)
 
 
@@ -167,7 +183,7 @@ def _to_route(
     identity: str,
     group_id: str,
 ) -> OutgoingRecord:
-    headers = route.headers
+    headers = [*route.headers, _REPLAY] if record.replay else route.headers
     if route.event is not None:
         named = {"reply_id": identity, "group_id": group_id, "request_id": answered.request_id}
         value, headers = route.event.reply(value, headers, task=answered.task, **named)

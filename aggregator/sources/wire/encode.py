@@ -22,6 +22,7 @@ MAX_ECHOED = 1024
 def response(request: Request, reply_id: str) -> pb.EmbedResponse:
     """The response to a completed request, the same for gRPC and Kafka."""
     answer, options = summary(request, reply_id), request.options
+    answer.replay = request.replay
     for outcome in request.outcomes:
         if isinstance(outcome, Vector):
             rows = outcome.batch.rows(options.dimensions, options.encoding, normalize=bool(options.normalize))

@@ -185,6 +185,7 @@ def response(request: Request, reply_id: str, now_s: float, *, done: bool) -> pb
         logprobs=logprobs,
         attempt=generation.attempts,
         reply_id=reply_id,
+        replay=request.replay,
     )
     if done:
         _fill_end(answer, request, generation, now_s)

@@ -150,7 +150,7 @@ def response(request: Request, reply_id: str) -> ScoresResponse:
     """The response to a completed request, the same for gRPC, Kafka and Redis."""
     assert request.scoring is not None, "A request without a score got a response with scores. This is a bug."
     if request.scoring.ranks:
-        ranking = pb.RankResponse()
+        ranking = pb.RankResponse(replay=request.replay)
         fill_summary(ranking, request, reply_id)
         for index in ranked(request):
             _fill_document(ranking.results.add(index=index), request, index)

@@ -181,18 +181,29 @@ def encode(request: Request, reply_id: str, now_s: float, *, as_json: bool) -> b
     """The reply to a completed request; `now_s`: when its generation, if it is one, was complete."""
     try:
         if request.task is Task.EMBED:
-            return json_of(response(request, reply_id)) if as_json else to_protobuf(request, reply_id)
+            return (
+                json_of(response(request, reply_id)) if as_json else to_protobuf(request, reply_id) + _replay(request)
+            )
         generates = request.task is Task.GENERATE
         answer = generation.whole(request, reply_id, now_s) if generates else scores.response(request, reply_id)
         return json_of(answer) if as_json else answer.SerializeToString()
     except Exception:  # noqa: BLE001 - an unexpected error in one reply must not stop the others
         _LOG.exception("a reply could not be encoded")
-        return encode_failure(request.request_id, _UNENCODABLE, reply_id, task=request.task, as_json=as_json)
+        return encode_failure(
+            request.request_id, _UNENCODABLE, reply_id, task=request.task, as_json=as_json, replay=request.replay
+        )
 
 
-def encode_failure(request_id: str, failure: Failure, reply_id: str, *, task: Task, as_json: bool) -> bytes:
+def _replay(request: Request) -> bytes:
+    """The end of a response that may have come before: protobuf merges messages that are concatenated."""
+    return pb.EmbedResponse(replay=True).SerializeToString() if request.replay else b""
+
+
+def encode_failure(
+    request_id: str, failure: Failure, reply_id: str, *, task: Task, as_json: bool, replay: bool = False
+) -> bytes:
     """The reply to a value that did not become a request, or whose own reply cannot be encoded."""
-    answer = RESPONSES[task](request_id=request_id[:MAX_ECHOED], reply_id=reply_id)
+    answer = RESPONSES[task](request_id=request_id[:MAX_ECHOED], reply_id=reply_id, replay=replay)
     fill_status(answer.status, failure)
     return json_of(answer) if as_json else answer.SerializeToString()
 

@@ -55,7 +55,7 @@ class RankedDocument(_message.Message):
     def __init__(self, index: _Optional[int] = ..., score: _Optional[float] = ..., document: _Optional[str] = ..., token_count: _Optional[int] = ..., status: _Optional[_Union[_embedding_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class RankResponse(_message.Message):
-    __slots__ = ("request_id", "model", "model_revision", "status", "results", "timings", "batch_id", "attempt", "reply_id")
+    __slots__ = ("request_id", "model", "model_revision", "status", "results", "timings", "batch_id", "attempt", "reply_id", "replay")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class RankResponse(_message.Message):
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     REPLY_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     model_revision: str
@@ -74,7 +75,8 @@ class RankResponse(_message.Message):
     batch_id: str
     attempt: int
     reply_id: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., status: _Optional[_Union[_embedding_pb2.Status, _Mapping]] = ..., results: _Optional[_Iterable[_Union[RankedDocument, _Mapping]]] = ..., timings: _Optional[_Union[_embedding_pb2.Timings, _Mapping]] = ..., batch_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reply_id: _Optional[str] = ...) -> None: ...
+    replay: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., status: _Optional[_Union[_embedding_pb2.Status, _Mapping]] = ..., results: _Optional[_Iterable[_Union[RankedDocument, _Mapping]]] = ..., timings: _Optional[_Union[_embedding_pb2.Timings, _Mapping]] = ..., batch_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reply_id: _Optional[str] = ..., replay: bool = ...) -> None: ...
 
 class Pair(_message.Message):
     __slots__ = ("text", "second_text")

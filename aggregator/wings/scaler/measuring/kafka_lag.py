@@ -94,7 +94,7 @@ class KafkaLag:
 
     async def _committed(self, partitions: Sequence[TopicPartition]) -> dict[Place, int]:
         found = await group_offsets(self._admin, self._settings.group_id, partitions)
-        return {(tp.topic, tp.partition): offset for tp, offset in found.items() if offset >= 0}
+        return {(tp.topic, tp.partition): each.offset for tp, each in found.items() if each.offset >= 0}
 
     async def _connect(self) -> None:
         if self._consumer is not None:

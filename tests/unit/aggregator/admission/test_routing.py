@@ -85,9 +85,9 @@ def test_what_nobody_thought_of_harms_only_the_request_it_befell() -> None:
         record, call = faked.request("1", source=KAFKA, request_id="odd"), faked.request("2")
         choose = ServedTask.choose
 
-        def chosen(served: ServedTask, revision: str, request_id: str) -> Any:
+        def chosen(served: ServedTask, revision: str, request_id: str, before: str) -> Any:
             assert request_id != "odd"
-            return choose(served, revision, request_id)
+            return choose(served, revision, request_id, before)
 
         with patch.object(ServedTask, "choose", chosen):
             routed = route_all([record, call], faked.pipeline.models, 0.0)
@@ -170,3 +170,17 @@ async def test_a_pinned_revision_serves_whatever_is_on_trial() -> None:
     faked, _ = on_trial(1.0, "r1", "r2")
     routed = route_all([faked.request("1", model_revision="r1")], faked.pipeline.models, 0.0)
     assert [each.description.model_revision for each in routed.groups] == ["r1"]
+
+
+def test_what_may_have_been_answered_goes_to_the_revision_that_did_so_while_it_serves() -> None:
+    def check(faked: FakedPipeline) -> None:
+        for number in (2, 3):
+            newer = new_engine(replace(DESCRIPTION, address=f"server-{number}:1", model_revision="r2"))
+            faked.pipeline.models.join(newer, FakeTokenizer())
+        requests = [faked.request(text, source=KAFKA) for text in ("1", "2", "3")]
+        requests[1].replay_revision, requests[2].replay_revision = "r1", "gone"
+        routed = route_all(requests, faked.pipeline.models, 0.0)
+        found = {found.description.model_revision: group for found, (_, group) in routed.groups.items()}
+        assert found == {"r2": [requests[0], requests[2]], "r1": [requests[1]]}
+
+    routing(check)

@@ -20,7 +20,8 @@ from aggregator.errors import Code
 from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka import decode
-from aggregator.sources.kafka.decode import intakes
+from aggregator.sources.kafka.answered import Answered
+from aggregator.sources.kafka.decode import intakes, record_of
 from aggregator.sources.kafka.offsets import Header
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.replies import DeadLetter, encode_replies
@@ -126,6 +127,7 @@ def read(message: str, value: bytes, *headers: Header) -> Request:
 
 def reply_of(request: Request) -> OutgoingRecord:
     request.fail(Failure(Code.OUT_OF_RANGE, "too long"))
+    record_of(request).committed_offset.answered_before = Answered(record_of(request).offset)
     return encode_replies([request], "group")[0]
 
 

@@ -13,6 +13,7 @@ from aiokafka.errors import KafkaError
 from typing_extensions import override
 
 from aggregator.observability.metrics import Metrics
+from aggregator.sources.kafka.answered import Answer
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.offsets import InFlightRecord
 from k8s.pod.metrics_buffer import MetricsBuffer
@@ -128,6 +129,39 @@ async def test_what_completes_during_a_commit_is_committed_before_leaving() -> N
     await closing
     assert kafka.committed == {TP: 5}
     assert [each.offset for each in reader.fenced] == [5]
+
+
+@in_virtual_time
+async def test_the_next_member_knows_which_records_may_have_been_answered() -> None:
+    kafka = a_log(6)
+    kafka.topic_ids[TP.topic] = "id"
+    reader = Reader(kafka)
+    await asyncio.sleep(3.0)
+    for record in reader.taken[1:4:2]:
+        record.committed_offset.complete(record, Answer("m", "r1"))
+    await asyncio.sleep(3.0)
+    assert kafka.committed == {TP: 0}, "the first record holds the position back"
+    await reader.close()
+    second = Reader(kafka)
+    await asyncio.sleep(3.0)
+    assert [record.replay for record in second.taken] == [True] * 4 + [False] * 2
+    before = second.taken[0].committed_offset
+    assert (before.answered_before.model_revision(3, "m"), before.topic_id) == ("r1", "id")
+    await second.close()
+
+
+@in_virtual_time
+async def test_a_broker_that_takes_no_metadata_gets_the_offsets_alone() -> None:
+    kafka = a_log(4)
+    kafka.most_metadata_bytes = 10
+    reader = Reader(kafka)
+    await asyncio.sleep(3.0)
+    complete(reader.taken[1:])
+    await asyncio.sleep(3.0)
+    complete(reader.taken[:1])
+    await asyncio.sleep(3.0)
+    assert (kafka.committed, set(kafka.metadata.values())) == ({TP: 4}, {""})
+    await reader.close()
 
 
 @in_virtual_time

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from aggregator.errors import Code, InvalidRequest, Undecodable
 from aggregator.request.request import Failure, Options, Outcome, Request
 from aggregator.request.vector import CompletedBatch, Vector
+from aggregator.sources.kafka.answered import Answered
 from aggregator.sources.kafka.decode import RecordOrigin, Refused, ReplyRoute, origin_of, record_of, reply_id
 from aggregator.sources.kafka.offsets import Header
 from aggregator.sources.kafka.outgoing import OutgoingRecord
@@ -215,3 +216,36 @@ def test_a_refused_record_s_id_is_cut_to_1024_characters_and_no_sooner() -> None
         answer = pb.EmbedResponse.FromString(encode_refusal(refused, GROUP).value or b"")
         assert len(answer.request_id) == told
         assert answer.reply_id == reply_id(in_flight, "i" * length, GROUP)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("encoding", [pb.ENCODING_FLOAT32, pb.ENCODING_INT8])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_reply_that_may_have_come_before_says_so_in_header_and_message(
+    count: int, encoding: int, as_json: bool
+) -> None:
+    options = Options(encoding=encoding, normalize=False)
+    vectors: list[Outcome | None] = [Vector(BATCHES[0], row, 3, 0.0) for row in range(count)]
+    for replay in (False, True):
+        request = request_of(list(vectors), options, json=as_json)
+        record_of(request).committed_offset.answered_before = Answered(42 if replay else -1)
+        request.replay = replay
+        (reply,) = encode_replies([request], GROUP)
+        said = pb.EmbedResponse.FromString(reply.value or b"") if not as_json else None
+        assert (json.loads(reply.value or b"").get("replay", False) if said is None else said.replay) is replay
+        assert (("replay", b"true") in reply.headers) is replay
+
+
+def test_a_refusal_that_may_have_come_before_says_so() -> None:
+    in_flight = in_flight_of(b"")
+    in_flight.committed_offset.answered_before = Answered(42)
+    refused = Refused(in_flight, InvalidRequest("no"), "q", ReplyRoute("replies", None, False, []), dead_letter=False)
+    reply = encode_refusal(refused, GROUP)
+    assert pb.EmbedResponse.FromString(reply.value or b"").replay
+    assert ("replay", b"true") in reply.headers
+
+
+def test_records_of_topics_with_one_name_and_different_ids_have_different_reply_ids() -> None:
+    in_flight, made_again = in_flight_of(b""), in_flight_of(b"")
+    in_flight.committed_offset.topic_id, made_again.committed_offset.topic_id = "a" * 32, "b" * 32
+    assert reply_id(in_flight, "q", GROUP) != reply_id(made_again, "q", GROUP)
