@@ -88,10 +88,13 @@ class HttpExchange(Exchange):
             self.call.failed(code)
 
     @override
-    def own_headers(self) -> Mapping[str, str]:
-        named = {"x-request-id": self.request_id} if self.request_id else {}
-        duration_ms = ceil((time.monotonic() - self.started_s) * 1e3)
-        return {**named, "content-type": "application/json", "openai-processing-ms": str(duration_ms)}
+    def own_headers(self, headers: Mapping[str, str]) -> str:
+        lines = f"openai-processing-ms: {ceil((time.monotonic() - self.started_s) * 1e3)}\r\n"
+        if "content-type" not in headers:
+            lines += "content-type: application/json\r\n"
+        if "x-request-id" not in headers and (request_id := self.request_id):
+            lines += f"x-request-id: {request_id}\r\n"
+        return lines
 
     @override
     def answer(self, status: int, body: bytes, headers: Mapping[str, str], *, closes: bool = False) -> None:

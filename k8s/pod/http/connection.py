@@ -22,7 +22,7 @@ _TURN_PARTS = 256
 """Pieces and chunks after which a turn ends; each can cost a microsecond."""
 _EMPTY_LINE = b"\r\n\r\n"
 """The end of a head, and of a body in chunks: the parser gets no byte of the next request before one is answered."""
-_READS = frozenset({State.IDLE, State.HEAD, State.BODY, State.LINGERING})
+_READS = State.IDLE, State.BODY, State.HEAD, State.LINGERING
 
 
 class Connection(Pooled, asyncio.BufferedProtocol):
@@ -40,8 +40,8 @@ class Connection(Pooled, asyncio.BufferedProtocol):
     """The last bytes of a head, or of chunks, that is not complete: an empty line can be cut in two."""
     _resting: asyncio.TimerHandle | None = None
     """The end of a pause in which nothing is read: large bodies are read at a bounded rate."""
-    _head_bytes = _headers = _hosts = _unproductive = 0
-    """Sizes of the head that is parsed now; and the bytes since the last byte of a body."""
+    _unproductive = 0
+    """Bytes since the last request, or the last byte of a body: of a head, or of framing."""
     _parts = 0
     """Pieces and chunks parsed in this turn."""
     _is_broken = _is_paused = False
@@ -201,30 +201,29 @@ class Connection(Pooled, asyncio.BufferedProtocol):
         if self._exchange is not None:
             raise ValueError("the parser sees a request within a request")
         self._exchange = self._service.exchange(self.transport, self._answered)
-        self._head_bytes = self._headers = self._hosts = 0
 
     def on_url(self, part: bytes) -> None:
         self._now.url += part
-        self._head_bytes += len(part)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        exchange = self._now
-        if not exchange.has_head:  # else a trailer
-            self._headers += 1
-            self._head_bytes += len(name) + len(value) + 4
-            name = name.lower()
-            self._hosts += name == b"host"
-            if name in exchange.headers:
-                exchange.repeated += (name.decode("latin-1"),)
-            else:
-                exchange.headers[name] = value
+        exchange = self._exchange
+        if exchange is None or exchange.has_head:  # a trailer
+            return
+        name = name.lower()
+        if name not in exchange.headers:
+            exchange.headers[name] = value
+            return
+        exchange.repeated += (name.decode("latin-1"),)
+        if len(exchange.repeated) > _MAX_HEADERS:
+            raise ValueError("the parser ends here")
 
     def on_headers_complete(self) -> None:
         exchange, parser = self._now, self._parser
         method, version = parser.get_method(), parser.get_http_version()
         coding = exchange.headers.get(b"transfer-encoding", b"chunked").strip().lower()
-        names_host = self._hosts == 1 or (version == "1.0" and not self._hosts)
-        is_long = self._head_bytes > _MAX_HEAD_BYTES or self._headers > _MAX_HEADERS
+        names_host = "host" not in exchange.repeated if b"host" in exchange.headers else version == "1.0"
+        headers = len(exchange.headers) + len(exchange.repeated)
+        is_long = self._unproductive > _MAX_HEAD_BYTES or headers > _MAX_HEADERS
         if version not in {"1.0", "1.1"} or coding != b"chunked" or not names_host or is_long or method == b"CONNECT":
             raise ValueError("the parser ends here")
         is_sure = version == "1.1" or not exchange.is_chunked  # what 1.0 calls chunks ends nobody knows where
@@ -350,7 +349,7 @@ class Connection(Pooled, asyncio.BufferedProtocol):
 
     @override
     def pause_writing(self) -> None:
-        if self.state in {State.LINGERING, State.CLOSING, State.WRITING}:
+        if self.state in (State.LINGERING, State.CLOSING, State.WRITING):
             return
         self._state_before = self.state
         self.state, self.due_s = State.WRITING, time.monotonic() + TIMEOUT_S[State.WRITING]

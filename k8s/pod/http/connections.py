@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from enum import Enum, auto
+from enum import IntEnum, auto
 from math import inf
 
 CROWDED, UNREAD = "crowded", "unread"
@@ -22,7 +22,7 @@ _TURN_S = 0.001
 """The time that all connections which have more to be parsed take of one turn of the event loop, together."""
 
 
-class State(Enum):
+class State(IntEnum):
     """Of a connection: what it waits for."""
 
     IDLE = auto()  # the first byte of a request
@@ -50,6 +50,8 @@ class Pooled:
     """One of the `Connections`; `due_s` (monotonic): when it has been in its state for too long."""
 
     due_s = inf
+    pool: dict[Pooled, None] | None = None
+    """The one of their lists that it is in."""
 
     def close(self) -> None:
         """Close it once all that is written is sent."""
@@ -106,40 +108,44 @@ class Connections:
         return True
 
     def leave(self, connection: Pooled) -> None:
-        self._idle.pop(connection, None)
-        self._busy.pop(connection, None)
-        self._lingering.pop(connection, None)
+        if connection.pool is not None:
+            del connection.pool[connection]
+            connection.pool = None
+
+    def _move(self, connection: Pooled, pool: dict[Pooled, None]) -> None:
+        """Put it behind the others there."""
+        if connection.pool is not None:
+            del connection.pool[connection]
+        connection.pool = pool
+        pool[connection] = None
 
     def set_busy(self, connection: Pooled) -> None:
         """It has a request."""
-        if connection not in self._busy:
-            self.leave(connection)
-            self._busy[connection] = None
+        if connection.pool is not self._busy:
+            self._move(connection, self._busy)
             self._tick_soon()
 
     def set_idle(self, connection: Pooled) -> None:
         """It has none."""
-        self.leave(connection)
-        self._idle[connection] = None
+        self._move(connection, self._idle)
         connection.due_s = time.monotonic() + TIMEOUT_S[State.IDLE]
         if self._timer is None:
             self._wake(TIMEOUT_S[State.IDLE])
 
     def set_lingering(self, connection: Pooled) -> None:
         """Its client only owes something."""
-        if connection in self._lingering:
+        if connection.pool is self._lingering:
             return
-        self.leave(connection)
-        if len(self._lingering) >= _MOST_LINGERING:
+        self._move(connection, self._lingering)
+        self._tick_soon()
+        if len(self._lingering) > _MOST_LINGERING:
             first = next(iter(self._lingering))
             self.leave(first)
             self.on_closed(CROWDED)
             first.abort()
-        self._lingering[connection] = None
-        self._tick_soon()
 
     def is_busy(self, connection: Pooled) -> bool:
-        return connection in self._busy
+        return connection.pool is self._busy
 
     def later(self, connection: Pooled) -> None:
         """Give it another turn, behind those that wait for one."""

@@ -130,7 +130,8 @@ class Exchange:
 
     @property
     def missing_bytes(self) -> int:
-        return self.length - self.arrived_bytes
+        missing = self._length - self.arrived_bytes
+        return max(missing, 0)
 
     def add(self, data: bytes) -> None:
         """A part of the body came."""
@@ -211,8 +212,8 @@ class Exchange:
         """Write the whole response, unless there is one already or the caller is gone."""
         if self.is_answered or self.is_gone:
             return
-        lines = [f"{name}: {value}\r\n" for name, value in {**self.own_headers(), **headers}.items()]
-        lines.append(f"content-length: {len(body)}\r\n")
+        lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
+        lines.append(f"{self.own_headers(headers)}content-length: {len(body)}\r\n")
         head = self._head(status, "".join(lines), closes=closes)
         if self.method == "HEAD":
             body = b""
@@ -223,9 +224,10 @@ class Exchange:
             self._transport.write(body)
         self._end()
 
-    def own_headers(self) -> Mapping[str, str]:
-        """Headers of every whole response, unless it has others of these names."""
-        return {}
+    def own_headers(self, headers: Mapping[str, str]) -> str:
+        """Lines of further headers of a whole response that has these."""
+        del headers
+        return ""
 
     def begin_stream(self, headers: Mapping[str, str]) -> None:
         """Write the head of a response whose length is not known."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -233,3 +234,43 @@ async def _a_request_that_comes_with_the_end_of_the_handshake_is_answered(tmp_pa
 
 def test_without_files_there_is_no_tls() -> None:
     assert server_credentials(TlsSettings()) is None
+
+
+@LOOPS
+def test_handshakes_succeed_while_the_loop_is_busy(tmp_path: Path, run: Run) -> None:
+    """The first bytes of each lie in the socket before the loop accepts it, and while it does other work."""
+    authority = Authority()
+    authority.issue("server").write(tmp_path, "server")
+    run(_handshakes_beside_a_busy_loop(tmp_path, authority))
+
+
+async def _handshakes_beside_a_busy_loop(folder: Path, authority: Authority) -> None:
+    loop = asyncio.get_running_loop()
+    async with listening(settings=settings(folder)) as door:
+        handshakes = [loop.run_in_executor(None, served_name, door.http, authority.cert) for _ in range(12)]
+        together = asyncio.gather(*handshakes)
+        while not together.done():
+            ends_s = time.perf_counter() + 0.02
+            while time.perf_counter() < ends_s:
+                pass
+            await asyncio.sleep(0)
+        assert await together == ["server"] * 12
+
+
+async def test_suites_without_an_authenticated_cipher_are_refused(tmp_path: Path) -> None:
+    """Those that chain blocks, which TLS 1.2 still allows."""
+    authority = Authority()
+    authority.issue("server").write(tmp_path, "server")
+    async with listening(settings=settings(tmp_path)) as door:
+        host, _, port = door.http.rpartition(":")
+        for suite, gets_in in (("ECDHE+AESGCM", True), ("ECDHE+CHACHA20", True), ("ECDHE+AES:!AESGCM:!AESCCM", False)):
+            context = ssl.create_default_context(cadata=authority.cert.decode())
+            context.maximum_version = ssl.TLSVersion.TLSv1_2
+            context.set_ciphers(suite)
+            connecting = asyncio.open_connection(host, int(port), ssl=context)
+            if gets_in:
+                _, writer = await connecting
+                writer.close()
+            else:
+                with pytest.raises((ssl.SSLError, ConnectionError)):
+                    await connecting
