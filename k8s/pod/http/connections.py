@@ -15,7 +15,10 @@ CROWDED, UNREAD = "crowded", "unread"
 SMALL_READ, LARGE_READ = 16 * 1024, 256 * 1024
 """Bytes that are read at once: of what may be requests, which then wait to be parsed, and of a large body."""
 _MOST_LINGERING = 256
-"""Connections whose clients only owe something: the rest of a refused body, or to read what is written."""
+"""Connections whose clients only owe something: the rest of a refused body, or to read what is written.
+
+At most a quarter of the others', so that few are where few files may be open.
+"""
 _TICK_S = 0.05
 """How late a call may be told that its deadline has passed."""
 _TURN_S = 0.001
@@ -81,6 +84,7 @@ class Connections:
         """`on_closed`: one was closed while its client wanted it, and why."""
         self.on_closed = on_closed
         self._most = most
+        self._most_lingering = min(_MOST_LINGERING, max(1, most // 4))
         self._idle: dict[Pooled, None] = {}
         """The one that has been idle for longest first."""
         self._busy: dict[Pooled, None] = {}
@@ -138,7 +142,7 @@ class Connections:
             return
         self._move(connection, self._lingering)
         self._tick_soon()
-        if len(self._lingering) > _MOST_LINGERING:
+        if len(self._lingering) > self._most_lingering:
             first = next(iter(self._lingering))
             self.leave(first)
             self.on_closed(CROWDED)

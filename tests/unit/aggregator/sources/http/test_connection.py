@@ -13,7 +13,6 @@ from aiohttp.http_exceptions import BadHttpMessage
 from aiohttp.http_parser import HttpRequestParser
 from typing_extensions import override
 
-from k8s.pod.http import connections
 from k8s.pod.http.connection import Connection
 from k8s.pod.http.connections import SMALL_READ, TIMEOUT_S, Connections, Pooled, State
 from k8s.pod.http.exchange import Exchange, Service
@@ -419,7 +418,7 @@ async def test_a_connection_says_what_it_waits_for() -> None:
     assert states == [State.IDLE, State.HEAD, State.BODY, State.SERVING, State.IDLE]
 
 
-async def test_a_body_that_does_not_come_is_refused_and_the_rest_of_it_read_for_a_while() -> None:
+async def test_a_body_that_does_not_come_is_refused_and_lingered_for() -> None:
     alone = Alone()
     alone.send(POST + b"content-length: 2\r\n\r\na")
     states: list[State] = []
@@ -454,9 +453,8 @@ async def test_chunks_of_http_1_0_are_the_last_request_of_their_connection() -> 
     assert b"connection: close" in alone.wire.written
 
 
-async def test_those_that_linger_have_a_bound_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_MOST_LINGERING", 2)
-    pool, many = Turns(4), [Alone() for _ in range(5)]
+async def test_those_that_linger_have_a_bound_of_their_own() -> None:
+    pool, many = Turns(8), [Alone() for _ in range(5)]
     for each in many:
         each.join(pool)
         each.send(POST + b"content-length: 3\r\n\r\na")
