@@ -9,9 +9,12 @@ from unittest.mock import patch
 
 import pytest
 
-from aggregator.admission.models import CALLS_WAIT_S, Canary, ServedTask
+from aggregator.admission.models import CALLS_WAIT_S, OTHER_TASK_S, Canary, Model, ServedTask
 from aggregator.admission.routing import route_all
 from aggregator.errors import Code
+from aggregator.request.request import Scoring
+from aggregator.scheduler.bounds import Admission, AdmissionPolicy
+from aggregator.scheduler.work_item import Task
 from tests.support.fake_source import KAFKA
 from tests.support.fake_tokenizer import FakeTokenizer
 from tests.support.faked_pipeline import DESCRIPTION, FakedPipeline, new_engine
@@ -76,6 +79,25 @@ def test_who_gave_up_is_neither_routed_nor_told() -> None:
         gone.given_up = True
         routed = route_all([gone], faked.pipeline.models, gone.deadline_s)
         assert (routed.refused, len(routed.groups)) == ([], 0)
+
+    routing(check)
+
+
+def test_a_task_that_a_model_does_not_do_is_refused_with_one_that_does() -> None:
+    def check(faked: FakedPipeline) -> None:
+        models = faked.pipeline.models
+        first, second = faked.request("1"), faked.request("2")
+        first.scoring = second.scoring = Scoring(["a"])
+        now_s = OTHER_TASK_S + 1.0
+        for served in models.find("alias").model.tasks.values():
+            served.served_since_s = 0.0 if served.task is Task.EMBED else served.served_since_s
+        route_all([first], models, now_s)
+        assert str(first.failure and first.failure.message).endswith("embeds and does not score: no model here scores")
+        ranker = Model("ranker", (), Admission(AdmissionPolicy(100)))
+        ranker.tasks[Task.SCORE].revisions["r"] = faked.embeds.revisions["r1"]
+        models.tasks.append(ranker.tasks[Task.SCORE])
+        route_all([second], models, now_s)
+        assert str(second.failure and second.failure.message).endswith("embeds and does not score: use model ranker")
 
     routing(check)
 
