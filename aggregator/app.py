@@ -126,11 +126,15 @@ class Aggregator:
         for topic in settings.kafka.topics:  # Prometheus sees no increase in a series that appears with its first loss
             self._metrics.records_lost.add(0, topic.name)
             self._metrics.records_ahead.add(0, topic.name)
+        for name in settings.kafka.reply_topics:
+            self._metrics.batches_untimely.add(0, name)
         source = KafkaSource(
             settings.kafka,
             settings.models[0].name,
             KafkaConsumer(settings.kafka, on_fenced, self._metrics, intake=self._ledger.intake),
-            KafkaProducer(settings.kafka, tracing=tracing),
+            KafkaProducer(
+                settings.kafka, tracing=tracing, on_untimely=lambda topic: self._metrics.batches_untimely.add(1, topic)
+            ),
             trusts_tenant=not settings.grpc.authentication.required,
             known=self._models.__contains__,
             dimensions=self._models.dimensions,

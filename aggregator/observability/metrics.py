@@ -336,6 +336,12 @@ class Metrics:
             "records whose timestamp was more than 5 s in the future: they do not expire",
             "topic",
         )
+        self.batches_untimely = buffer.counter(
+            "embed.producer.untimely",
+            "{batch}",
+            "batches that a broker refused for the time of their records; they are tried again",
+            "topic",
+        )
         self.corrupt_batches = buffer.counter(
             "embed.consumer.corrupt",
             "{batch}",

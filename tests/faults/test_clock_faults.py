@@ -13,7 +13,7 @@ from tests.faults.row_stack import RowStack
 from tests.faults.rows import Figures
 from tests.faults.steady_load import Intent, Maker, Planned, question
 from tests.support.kafka_client import Sent
-from tests.support.scrape import metrics
+from tests.support.scrape import Metrics, metrics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(580)]
 
@@ -43,8 +43,8 @@ def put(clock: Path, ahead_s: int) -> None:
     new.replace(clock)
 
 
-async def step(stack: RowStack, figures: Figures, make: Maker, step_s: int) -> None:
-    """Under load, put the aggregator's clock forward or back by so much for a while."""
+async def step(stack: RowStack, figures: Figures, make: Maker, step_s: int) -> Metrics:
+    """Under load, put the aggregator's clock forward or back by so much for a while; its metrics at the end of that."""
     clock = stack.folder / "clock"
     put(clock, 0)
     faked = {
@@ -58,10 +58,12 @@ async def step(stack: RowStack, figures: Figures, make: Maker, step_s: int) -> N
     async with stack.fault_under_load(400, make, then=1000):
         put(clock, step_s)
         await asyncio.sleep(10.0)  # the fault itself
-        ahead = metrics(aggregator.metrics_address).value("embed_consumer_ahead_total")
+        found = metrics(aggregator.metrics_address)
         put(clock, 0)
+    ahead = found.value("embed_consumer_ahead_total")
     await stack.passes(figures, ahead=int(ahead))
     assert bool(ahead) == (step_s < 0)
+    return found
 
 
 @pytest.mark.privileged
@@ -70,6 +72,16 @@ async def step(stack: RowStack, figures: Figures, make: Maker, step_s: int) -> N
 @pytest.mark.parametrize("step_s", [300, -300])
 async def test_a_step_of_the_clock_harms_nothing(stack: RowStack, figures: Figures, step_s: int) -> None:
     await step(stack, figures, question, step_s)
+
+
+@pytest.mark.privileged
+@needs_faketime
+@pytest.mark.row("the aggregator's clock steps by 2 h, which brokers refuse, requests without expiry")
+async def test_a_clock_that_brokers_refuse_makes_no_dead_letter(stack: RowStack, figures: Figures) -> None:
+    for topic in (stack.topics.replies, f"{stack.topics.requests}-dlt"):
+        await stack.configure(topic, message_timestamp_type="CreateTime", message_timestamp_after_max_ms="3600000")
+    found = await step(stack, figures, question, 7200)
+    assert found.value("embed_producer_untimely_total") > 0
 
 
 @pytest.mark.privileged

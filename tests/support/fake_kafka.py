@@ -394,6 +394,11 @@ class FakeProducer(KafkaProducer):
         self._kafka = kafka
         self._closed = False
 
+    @property
+    @override
+    def trouble(self) -> str | None:
+        return None
+
     @override
     async def start(self) -> None:
         """Nothing to do."""

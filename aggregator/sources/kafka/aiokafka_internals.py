@@ -40,6 +40,37 @@ _NO_ID = bytes(16)
 _NAMES_REPLICA = 11
 """From this version on, a fetch response has a field between the aborted transactions and the records."""
 
+
+class InvalidRecordError(kafka_errors.BrokerResponseError):  # type: ignore[misc]  # aiokafka has no types
+    """The topic does not take the record: it is compacted, and the record has no key."""
+
+    errno = 87
+    message = "INVALID_RECORD"
+
+
+_RETRIABLE = {
+    74: "FENCED_LEADER_EPOCH",
+    75: "UNKNOWN_LEADER_EPOCH",
+    78: "OFFSET_NOT_AVAILABLE",
+    88: "UNSTABLE_OFFSET_COMMIT",
+    89: "THROTTLING_QUOTA_EXCEEDED",
+    100: "UNKNOWN_TOPIC_ID",
+    103: "INCONSISTENT_TOPIC_ID",
+}
+"""Errors that Kafka calls retriable and aiokafka does not know: it took each for an unknown one, which is none's."""
+
+
+def know_errors() -> None:
+    """Let aiokafka tell the errors apart that it does not know."""
+    known = kafka_errors.kafka_errors
+    for number, message in _RETRIABLE.items():
+        fields = {"errno": number, "message": message, "retriable": True, "invalid_metadata": True}
+        known.setdefault(number, type(message, (kafka_errors.BrokerResponseError,), fields))
+    known.setdefault(InvalidRecordError.errno, InvalidRecordError)
+
+
+know_errors()
+
 AbortedTransaction = tuple[int, int]
 """The id of its producer, and its first offset."""
 

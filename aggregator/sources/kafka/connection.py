@@ -82,6 +82,7 @@ async def prepare_topics(settings: KafkaSettings, timeout_s: float) -> None:
     """
     async with _admin(settings, timeout_s) as admin:
         partitions = await topics_seen(admin)
+        await _compacted(admin, settings, partitions)
         if missing := _missing(settings, partitions):
             await _create(admin, settings, missing, partitions, timeout_s)
 
@@ -96,7 +97,10 @@ async def check(settings: KafkaSettings, timeout_s: float) -> Sequence[str]:
         partitions = await topics_seen(admin)
         if missing := _missing(settings, partitions):
             warnings.append(f"kafka: {_listed(missing)} not there yet, and will be created at start")
-        limits = await _max_message_bytes(admin, [name for name in _wanted(settings) if name in partitions])
+        names = [name for name in _wanted(settings) if name in partitions]
+        limits = {name: int(size) for name, size in (await _configured(admin, names, "max.message.bytes")).items()}
+        if compacted := await _compacted(admin, settings, partitions):
+            warnings.append(f"kafka: {_listed(compacted)} compacted: a later reply replaces an earlier one of its key")
     for topic in settings.topics:
         dead = topic.name + DEAD_LETTER_SUFFIX
         if topic.name in limits and dead in limits and limits[dead] < limits[topic.name] + _DEAD_LETTER_MARGIN_BYTES:
@@ -266,16 +270,33 @@ async def _create(
             await asyncio.sleep(_RETRY_S)
 
 
-async def _max_message_bytes(admin: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, int]:
-    """The largest message of each topic, without topics that this client may not describe."""
-    resources = [ConfigResource(ConfigResourceType.TOPIC, name, {"max.message.bytes": None}) for name in names]
-    found: dict[str, int] = {}
+async def _configured(admin: AIOKafkaAdminClient, names: Sequence[str], key: str) -> dict[str, str]:
+    """A setting of each topic, without topics that this client may not describe."""
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name, {key: None}) for name in names]
+    found: dict[str, str] = {}
     responses: Any = await admin.describe_configs(resources) if resources else ()
     for response in responses:
         for _, _, _, name, entries in response.resources:
             for _, value, *_ in entries:
-                found[name] = int(value)
+                found[name] = str(value)
     return found
+
+
+async def _compacted(admin: AIOKafkaAdminClient, settings: KafkaSettings, partitions: Collection[str]) -> list[str]:
+    """The reply topics that are compacted, which a warning is worth: records without a key get one.
+
+    Raises StartError for a compacted topic of dead letters or deltas: of two with one key only the later would stay.
+    """
+    several = {*settings.delta_topics, *(topic.name + DEAD_LETTER_SUFFIX for topic in settings.topics)}
+    names = sorted(several.union(settings.reply_topics).intersection(partitions))
+    policies = await _configured(admin, names, "cleanup.policy")
+    compacted = [name for name in names if "compact" in policies.get(name, "")]
+    if wrong := [name for name in compacted if name in several]:
+        raise StartError(
+            f"kafka: {_listed(wrong)} compacted, so that of two records with one key only the later one stays: set"
+            " cleanup.policy to delete there"
+        )
+    return compacted
 
 
 class TopicWatch:

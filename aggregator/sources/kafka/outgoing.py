@@ -23,13 +23,19 @@ _FEW = 6  # keys of one length: for fewer of 36 bytes, the loop in Python is fas
 
 @dataclass(slots=True, eq=False)  # one per record: a frozen one costs four times as much to make
 class OutgoingRecord:
-    """A reply, a delta or a dead letter to produce."""
+    """A reply, a delta or a dead letter to produce.
+
+    `timestamp_ms`: of the record that it follows; negative: unknown. `identity`: its key where a topic requires one and
+    it has none; empty: none can be made.
+    """
 
     topic: str
     partition: int | None
     key: bytes | None
     value: bytes | None
     headers: Sequence[Header]
+    timestamp_ms: int = -1
+    identity: bytes = b""
 
 
 DeliveryResult = Exception | None

@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from math import inf
 from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -20,7 +21,7 @@ from aiokafka import errors as kafka_errors
 
 from aggregator.observability.tracing import Tracing
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.aiokafka_internals import abandon_producer, space_metadata_updates
+from aggregator.sources.kafka.aiokafka_internals import InvalidRecordError, abandon_producer, space_metadata_updates
 from aggregator.sources.kafka.connection import client_options, topic_partitions
 from aggregator.sources.kafka.outgoing import BATCH_BYTES, Delivered, DeliveryResult, OutgoingRecord, size_bytes, spread
 
@@ -32,11 +33,13 @@ _TOPIC_REFUSED = (kafka_errors.TopicAuthorizationFailedError, kafka_errors.Inval
 _RECORD_REFUSED = (
     kafka_errors.MessageSizeTooLargeError,
     kafka_errors.RecordListTooLargeError,
-    kafka_errors.InvalidTimestampError,
+    InvalidRecordError,
     kafka_errors.UnsupportedForMessageFormatError,
     kafka_errors.PolicyViolationError,
 )
-_PASSES = (TimeoutError, kafka_errors.KafkaTimeoutError)
+_KEYLESS = (InvalidRecordError, kafka_errors.CorruptRecordException)
+"""What brokers, and old ones, say of a record without a key for a compacted topic."""
+_PASSES = (TimeoutError, kafka_errors.KafkaTimeoutError, kafka_errors.UnsupportedVersionError)
 """Retrying cures these, though aiokafka does not call them retriable."""
 
 _Waiting = tuple[Sequence[OutgoingRecord], int, asyncio.Future[list[DeliveryResult]]]
@@ -44,6 +47,8 @@ _Pending = dict[asyncio.Future[Any], tuple[str, Sequence[int]]]
 _REQUEST_MAX_BYTES = 64 * 1024 * 1024  # the broker's limit decides
 _REQUEST_TIMEOUT_S = 8.0  # a broker that hangs is given up after it, and the batch is sent again
 _STUCK_S = 2.5 * _REQUEST_TIMEOUT_S  # longer than aiokafka's own time-outs: one of its tasks hangs
+_CLOCK_AGAIN_S = 30.0  # a clock that brokers refused is tried again after it
+_CLOCK_TROUBLE = "Kafka's brokers refuse the time of what is written: is this machine's clock right, and theirs?"
 _LOOKUP_S = 5.0  # and as long a refused topic is not asked for again
 _ENDED = (kafka_errors.KafkaError, kafka_errors.ProducerClosed, TimeoutError)
 """The errors that writes raise, as exactly these types, once a task of the client has ended or hangs."""
@@ -70,7 +75,9 @@ class KafkaProducer:
         settings: KafkaSettings,
         client: Callable[[KafkaSettings], Any] = new_client,
         tracing: Tracing | None = None,
+        on_untimely: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """`on_untimely` is called with the topic of each batch that a broker refuses for the time of its records."""
         self._writer = Writer(settings, client)
         self._tracing = tracing or Tracing()
         self._queues: dict[TopicPartition, deque[_Waiting]] = {}
@@ -79,6 +86,14 @@ class KafkaProducer:
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
+        self._on_untimely = on_untimely
+        self._own_clock_from_s = -inf
+        self._untimely: set[TopicPartition] = set()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing can be written to some partition, though no record is at fault; None if it can."""
+        return _CLOCK_TROUBLE if self._untimely else None
 
     async def start(self) -> None:
         """Connect; waits for a broker without limit. Raises StartError for security files that cannot be read."""
@@ -196,9 +211,16 @@ class KafkaProducer:
         """Write one batch until each record has its result; a refused one does not fail the others."""
         odd_tries = 0
         while True:
-            error = await self._writer.write(tp, records)
+            own_clock = _now_s() >= self._own_clock_from_s
+            error = await self._writer.write(tp, records, own_clock=own_clock)
             if error is None:
+                self._untimely.discard(tp)
                 return [None] * len(records)
+            if isinstance(error, kafka_errors.InvalidTimestampError):
+                await self._wait_for_clocks(tp, own_clock=own_clock)
+                continue
+            if isinstance(error, _KEYLESS) and _made_keys(records):
+                continue
             final = error if isinstance(error, _TOPIC_REFUSED) else await self._writer.missing(tp)
             if final is not None:
                 return [final] * len(records)
@@ -210,6 +232,29 @@ class KafkaProducer:
             return [error]
         half = len(records) // 2
         return await self._write(tp, records[:half]) + await self._write(tp, records[half:])
+
+    async def _wait_for_clocks(self, tp: TopicPartition, *, own_clock: bool) -> None:
+        """A broker refused the time of records, which is no record's fault: another time is tried next.
+
+        By this machine's clock and by the requests' own times in turn; as long as both are refused, what is to be
+        written waits.
+        """
+        self._on_untimely(tp.topic)
+        if own_clock:
+            _LOG.error("a broker refuses the time of this machine's clock", extra={"topic": tp.topic})
+            self._own_clock_from_s = _now_s() + _CLOCK_AGAIN_S
+            return
+        self._untimely.add(tp)
+        self._own_clock_from_s = -inf
+        await asyncio.sleep(RETRY_S)
+
+
+def _made_keys(records: Sequence[OutgoingRecord]) -> bool:
+    """Give records without a key one; whether any got one."""
+    keyless = [record for record in records if record.key is None and record.identity]
+    for record in keyless:
+        record.key = record.identity
+    return bool(keyless)
 
 
 class Writer:
@@ -257,13 +302,19 @@ class Writer:
         if self._client is not None:
             await abandon_producer(self._client)
 
-    async def write(self, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> Exception | None:
-        """Try to write one batch: None if all replicas have it. aiokafka retries retriable errors of a broker."""
+    async def write(
+        self, tp: TopicPartition, records: Sequence[OutgoingRecord], *, own_clock: bool = True
+    ) -> Exception | None:
+        """Try to write one batch: None if all replicas have it. aiokafka retries retriable errors of a broker.
+
+        `own_clock`: the records carry the present time; else that of the records which they follow.
+        """
         client = self._client
         batch = client.create_batch()
         for record in records:
             headers = record.headers if type(record.headers) is list else list(record.headers)
-            batch.append(timestamp=None, key=record.key, value=record.value, headers=headers)
+            at_ms = None if own_clock or record.timestamp_ms < 0 else record.timestamp_ms
+            batch.append(timestamp=at_ms, key=record.key, value=record.value, headers=headers)
         if batch.size() > _REQUEST_MAX_BYTES:
             too_large: Exception = kafka_errors.MessageSizeTooLargeError()
             return too_large

@@ -187,7 +187,8 @@ def _to_route(
     if route.event is not None:
         named = {"reply_id": identity, "group_id": group_id, "request_id": answered.request_id}
         value, headers = route.event.reply(value, headers, task=answered.task, **named)
-    return OutgoingRecord(route.topic, route.partition, record.key, value, headers)
+    key, name = record.key, identity.encode()
+    return OutgoingRecord(route.topic, route.partition, key, value, headers, record.timestamp, name)
 
 
 @dataclass(slots=True, eq=False)
@@ -232,7 +233,8 @@ class DeadLetter:
                 added["dlt-headers-omitted"] = "true"
                 key, kept = None, []
         headers: list[Header] = [*kept, *((name, str(content).encode()) for name, content in added.items())]
-        return OutgoingRecord(self.in_flight.topic + DEAD_LETTER_SUFFIX, None, key, value, headers)
+        topic, at_ms = self.in_flight.topic + DEAD_LETTER_SUFFIX, self.in_flight.timestamp
+        return OutgoingRecord(topic, None, key, value, headers, timestamp_ms=at_ms)
 
 
 @dataclass(eq=False)
@@ -403,4 +405,5 @@ class Deltas:
         if answer is None:
             return None
         value = json_of(answer) if origin.route.json else answer.SerializeToString()
-        return OutgoingRecord(self.topics[record.topic], None, record.key, value, origin.route.headers)
+        topic, headers = self.topics[record.topic], origin.route.headers
+        return OutgoingRecord(topic, None, record.key, value, headers, timestamp_ms=record.timestamp)

@@ -130,7 +130,7 @@ class KafkaSource(Source):
 
     @override
     def trouble(self) -> str | None:
-        return None if self._consumer.healthy else "Kafka cannot be reached"
+        return self._producer.trouble if self._consumer.healthy else "Kafka cannot be reached"
 
     async def receive(self) -> Sequence[Request]:
         """The next requests with small values; records that are no requests are refused meanwhile.

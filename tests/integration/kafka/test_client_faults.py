@@ -10,12 +10,14 @@ from typing import Any
 from unittest.mock import AsyncMock, patch
 
 import pytest
+from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.group import HeartbeatRequest
 
+from aggregator.sources.kafka.aiokafka_internals import InvalidRecordError
 from aggregator.sources.kafka.outgoing import OutgoingRecord
-from aggregator.sources.kafka.producer import KafkaProducer
+from aggregator.sources.kafka.producer import KafkaProducer, Writer, new_client
 from tests.support.kafka_clusters import RealCluster, complete, produce, reading, records_of, send_all, until_committed
 from tests.support.until import until
 
@@ -176,3 +178,28 @@ async def test_only_the_too_large_record_is_refused_however_large_its_batch(shar
     assert isinstance(words[17], kafka_errors.MessageSizeTooLargeError)
     del values[17]
     assert [record.value for record in await shared.read(topic)] == values
+
+
+async def test_a_compacted_topic_takes_records_without_a_key_under_a_made_one(shared: RealCluster) -> None:
+    topic = await shared.create_topic(cleanup_policy="compact")
+    producer = KafkaProducer(shared.settings())
+    await producer.start()
+    keyless = [OutgoingRecord(topic, 0, None, b"%d" % number, [], identity=b"r%d" % number) for number in range(20)]
+    nameless = OutgoingRecord(topic, 0, None, b"nameless", [])
+    words = await send_all(producer, [*keyless, nameless])
+    await producer.close(2)
+    assert [type(word) for word in words] == [*[type(None)] * 20, InvalidRecordError]
+    assert [record.key for record in await shared.read(topic)] == [record.identity for record in keyless]
+
+
+async def test_a_batch_may_carry_the_time_of_its_requests(shared: RealCluster) -> None:
+    """As it does where a broker refuses that of the clock."""
+    topic = await shared.create_topic(message_timestamp_type="CreateTime")
+    writer = Writer(shared.settings(), new_client)
+    await writer.connect()
+    records = [OutgoingRecord(topic, 0, b"k", b"x", [], timestamp_ms=1_700_000_000_000 + number) for number in range(3)]
+    while (error := await writer.write(TopicPartition(topic, 0), records, own_clock=False)) is not None:
+        assert isinstance(error, AssertionError), error  # the partitions are not known yet
+        await writer.partitions(topic)
+    await writer.close()
+    assert [record.timestamp for record in await shared.read(topic)] == [record.timestamp_ms for record in records]

@@ -54,6 +54,29 @@ async def test_limits_that_fit_are_not_mentioned(shared: RealCluster) -> None:
     assert list(await check(settings_of(shared, requests), 10)) == []
 
 
+@pytest.mark.parametrize("name", ["-dlt", ".deltas"])
+async def test_a_compacted_topic_of_dead_letters_or_deltas_is_refused(shared: RealCluster, name: str) -> None:
+    requests = await shared.create_topic()
+    for suffix in ("-dlt", ".deltas", ".replies"):
+        policy = "compact,delete" if suffix == name else "delete"
+        await shared.create_named_topic(requests + suffix, cleanup_policy=policy, max_message_bytes="2000000")
+    replies, deltas = f"{requests}.replies", f"{requests}.deltas"
+    topics = [{"name": requests, "task": "generate", "reply_topic": replies, "delta_topic": deltas}]
+    settings = settings_of(shared, requests, topics=topics)
+    for look in (check, prepare_topics):
+        with pytest.raises(StartError, match=f"{requests}{name} is compacted.*set cleanup.policy to delete"):
+            await look(settings, 10)
+
+
+async def test_a_compacted_reply_topic_is_mentioned_and_used(shared: RealCluster) -> None:
+    requests = await shared.create_topic()
+    await shared.create_named_topic(f"{requests}-dlt", max_message_bytes="2000000")
+    await shared.create_named_topic(f"{requests}.replies", cleanup_policy="compact")
+    settings = settings_of(shared, requests)
+    assert any(f"{requests}.replies is compacted" in warning for warning in await check(settings, 10))
+    await prepare_topics(settings, 10)
+
+
 async def test_a_broker_that_speaks_no_tls_is_named(shared: RealCluster) -> None:
     with pytest.raises(StartError, match=f"{shared.bootstrap}.*security_protocol"):
         await check(shared.settings(security_protocol="SSL"), 1)

@@ -372,7 +372,7 @@ def test_a_step_may_take_what_is_left_until_then_less_the_reply_delay() -> None:
     assert one.answer_s(100, 5.0) == pytest.approx(5.014 + 0.014 * (1.0 + one.reply_delay.value))
 
 
-def test_an_interactive_batch_is_sent_behind_the_running_one_before_a_staged() -> None:
+def test_an_interactive_batch_goes_before_a_staged_one() -> None:
     one = replica()
     one.sent("running", 100, 5.0, priority=Priority.BACKGROUND)
     one.sent("staged", 100, 5.010, priority=Priority.BACKGROUND)

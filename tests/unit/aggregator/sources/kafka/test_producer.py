@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +13,7 @@ from aiokafka import errors as kafka_errors
 
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka import producer as kafka_producer
+from aggregator.sources.kafka.aiokafka_internals import InvalidRecordError
 from aggregator.sources.kafka.outgoing import BATCH_BYTES, DeliveryResult, OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer, new_client
 from tests.support.virtual_time import in_virtual_time, run
@@ -29,11 +30,13 @@ class Batch:
 
     def __init__(self) -> None:
         self.keys: list[str] = []
+        self.times: list[int | None] = []
         self.bytes = 0
 
-    def append(self, *, timestamp: None, key: bytes, value: bytes, headers: Sequence[Any]) -> None:
-        del timestamp, headers
-        self.keys.append(key.decode())
+    def append(self, *, timestamp: int | None, key: bytes | None, value: bytes, headers: Sequence[Any]) -> None:
+        del headers
+        self.times.append(timestamp)
+        self.keys.append("" if key is None else key.decode())
         self.bytes += len(value)
 
     def size(self) -> int:
@@ -78,6 +81,8 @@ class Client:
         broker.running -= 1
         if broker.failures:
             raise broker.failures.pop(0)
+        if (refusal := broker.refuses(batch)) is not None:
+            raise refusal
         if any(key.startswith("bad") for key in batch.keys):
             raise kafka_errors.MessageSizeTooLargeError
         broker.batches.append(batch.keys)
@@ -92,6 +97,7 @@ class Broker:
         self.failures: list[Exception] = []
         self.running = self.most_running = self.refuses_connections = 0
         self.hangs = False
+        self.refuses: Callable[[Batch], Exception | None] = lambda _: None
         self.partitions: dict[str, int] | Exception = {"replies": 3}
 
     async def topics(self, settings: KafkaSettings) -> dict[str, int]:
@@ -240,3 +246,63 @@ def test_a_client_keeps_its_backoff_between_two_requests_for_metadata() -> None:
 
     assert run(ask(1)) == 0
     assert run(ask(6)) == pytest.approx(1.0)
+
+
+def of_requests(*times_ms: int) -> list[OutgoingRecord]:
+    return [OutgoingRecord("replies", 0, b"k", b"x", (), at_ms, b"made") for at_ms in times_ms]
+
+
+@in_virtual_time
+async def test_replies_carry_their_requests_time_where_brokers_refuse_the_clocks(broker: Broker) -> None:
+    broker.refuses = lambda batch: kafka_errors.InvalidTimestampError() if None in batch.times else None
+    untimely: list[str] = []
+    producer = KafkaProducer(KafkaSettings(), lambda _: Client(broker), on_untimely=untimely.append)
+    await producer.start()
+    assert await send(producer, *of_requests(1000, 2000)) == [None, None]
+    assert await send(producer, *of_requests(3000)) == [None]
+    assert (untimely, producer.trouble) == (["replies"], None)
+    broker.refuses = lambda batch: None if batch.times == [None] else kafka_errors.InvalidTimestampError()
+    await asyncio.sleep(30.0)
+    assert await send(producer, *of_requests(4000)) == [None]
+    assert untimely == ["replies"]
+
+
+@in_virtual_time
+async def test_what_is_refused_for_either_time_waits_and_is_no_dead_letter(broker: Broker) -> None:
+    broker.refuses = lambda _: kafka_errors.InvalidTimestampError()
+    producer = await connected(broker)
+    sending = asyncio.create_task(send(producer, *of_requests(1000, 2000)))
+    await asyncio.sleep(3600.0)
+    assert not sending.done()
+    assert "machine's clock" in (producer.trouble or "")
+    broker.refuses = lambda _: None
+    assert await sending == [None, None]
+    assert producer.trouble is None
+
+
+@in_virtual_time
+async def test_records_without_a_key_get_one_where_a_topic_requires_it(broker: Broker) -> None:
+    broker.refuses = lambda batch: InvalidRecordError() if "" in batch.keys else None
+    producer = await connected(broker)
+    records = [OutgoingRecord("replies", 0, key, b"x", (), identity=b"made") for key in (None, b"k", None)]
+    assert await send(producer, *records) == [None] * 3
+    assert broker.batches == [["made", "k", "made"]]
+
+
+@in_virtual_time
+async def test_a_record_that_a_topic_does_not_take_is_refused_at_once(broker: Broker) -> None:
+    """Each half of the batch is one write; nothing waits in between."""
+    broker.refuses = lambda batch: InvalidRecordError() if "odd" in batch.keys else None
+    producer = await connected(broker)
+    began_s = asyncio.get_running_loop().time()
+    results = await send(producer, record("a"), record("odd"), record("b"), record("c"))
+    assert [type(result) for result in results] == [type(None), InvalidRecordError, type(None), type(None)]
+    assert asyncio.get_running_loop().time() - began_s == 5 * _WRITE_S
+
+
+def test_errors_of_newer_brokers_are_retried_as_kafka_says() -> None:
+    assert kafka_errors.for_code(87) is InvalidRecordError
+    assert not InvalidRecordError.retriable
+    for number in (74, 75, 78, 88, 89, 100, 103):
+        error = kafka_errors.for_code(number)()
+        assert (error.errno, error.retriable) == (number, True)
