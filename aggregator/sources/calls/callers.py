@@ -166,7 +166,7 @@ class Authentication:
         if caller is None:
             scheme, _, token = header.partition(" ")
             if scheme.lower() != "bearer" or not token:
-                raise Unauthenticated("the authorization metadata is not a bearer token")
+                raise Unauthenticated("authorization is no bearer token: expected the word Bearer, then the token")
             caller = replace(self._find(token.strip()), authorization=header)
             self._remembered[header] = caller
         if caller.expires_s <= self._wall_clock():
@@ -287,7 +287,7 @@ class Callers:
         if authorization:
             return authentication.by_token(authorization)
         if not authentication.client_certificates:
-            raise Unauthenticated("the call has no bearer token: send it as authorization metadata")
+            raise Unauthenticated("the call has no bearer token: send it as authorization (over gRPC as metadata)")
         return authentication.by_certificate(certificate())
 
     def _defaults_of(self, tenant: str, priority: Priority) -> Defaults:
