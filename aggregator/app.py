@@ -149,6 +149,8 @@ class Aggregator:
             settings.models[0].name,
             connect_redis(settings.redis),
             room=self._room,
+            intake=self._ledger.intake,
+            dimensions=self._models.dimensions,
             known=self._models.__contains__,
             trusts_tenant=not settings.grpc.authentication.required,
             metrics=self._metrics,

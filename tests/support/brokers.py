@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
+from aggregator.admission.ledger import MEMORY_BYTES, Ledger
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Source
@@ -124,6 +125,8 @@ class RedisAsBroker:
         self.settings = RedisSettings.model_validate({**own, **changes})
         self.client = connect(self.settings)
         self.room_tokens = 100_000
+        self.intake = Ledger(MEMORY_BYTES).intake
+        self.dimensions = 0
 
     async def close(self) -> None:
         await disconnect(self.client)
@@ -138,6 +141,8 @@ class RedisAsBroker:
             "m",
             client,
             room=lambda _, __: self.room_tokens,
+            intake=self.intake,
+            dimensions=lambda _: self.dimensions,
             known=lambda _: True,
             trusts_tenant=True,
             metrics=Metrics(self.metrics),

@@ -17,12 +17,12 @@ from typing import TypeGuard
 import jwt
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
+from aggregator.admission.ledger import Holders
 from aggregator.errors import InvalidRequest, Unauthenticated
 from aggregator.request.request import MAX_TENANT_CHARACTERS, Defaults, checked_tenant
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import AuthenticationSettings, JwtSettings
 from aggregator.sources.calls.certificates import WatchedFiles
-from aggregator.sources.calls.load import Holders
 from k8s.pod.errors import StartError
 
 _LOG = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from aggregator.sources.calls.callers import Authentication, Callers, Identity, 
 from aggregator.sources.calls.load import Load, Room
 from aggregator.sources.wire.decode import SMALL_BYTES
 from aggregator.sources.wire.encode import answer_bytes, made_bytes
-from aggregator.sources.wire.message import Message
+from aggregator.sources.wire.message import AnyMessage
 from aggregator.sources.wire.values import decode_request
 
 _LOG = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class CallBatcher:
 _REST = 9.0
 """How many times as long as a message took the next one waits: decoding holds the lock that the event loop needs."""
 
-Read = Callable[[bytes, Identity], tuple[Message, Call]]
+Read = Callable[[bytes, Identity], tuple[AnyMessage, Call]]
 """Decodes a message, and makes the origin of its request. Raises TokenbatchError."""
 
 

@@ -16,7 +16,7 @@ from aggregator.scheduler.work_item import Priority
 from aggregator.sources.http.errors import FieldError, named, renamed
 from aggregator.sources.http.exchange import MAX_ID_CHARACTERS
 from aggregator.sources.wire.encode import is_large
-from aggregator.sources.wire.message import Message
+from aggregator.sources.wire.message import AnyMessage
 from protos.embedding.v1 import embedding_pb2 as pb
 
 PRIORITIES = {
@@ -116,7 +116,7 @@ class Answer(ABC):
         return replace(failure, message=f"{self.inputs}[{index}]: {message}", field=f"{self.inputs}[{index}]")
 
 
-Read = Callable[[bytes, Defaults, str], tuple[Message, Answer]]
+Read = Callable[[bytes, Defaults, str], tuple[AnyMessage, Answer]]
 """Reads a body: a message, and how its request is answered. Raises TokenbatchError."""
 
 

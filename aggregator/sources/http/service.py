@@ -33,7 +33,7 @@ from aggregator.sources.http.exchange import HttpExchange
 from aggregator.sources.http.forms.routes import ROUTES
 from aggregator.sources.http.generation import ChatRequest, CompletionRequest, GenerationReader, GenerationWriter
 from aggregator.sources.http.json_body import decode_body, takes_long
-from aggregator.sources.wire.message import Message
+from aggregator.sources.wire.message import AnyMessage
 from aggregator.tokenizers.tokenizer import Tokenizer
 from k8s.pod.http.exchange import Exchange, HttpError, Service
 from protos.generation.v1.generation_pb2 import GenerateRequest
@@ -200,7 +200,7 @@ class OpenAIService(Service):
             self._submit(exchange, self.calls.take(data, exchange.identity, exchange.deadline_s, room, decoded))
 
     async def _serve_large(
-        self, exchange: HttpExchange, room: Room, decoded: Callable[[bytes, Identity], tuple[Message, Call]]
+        self, exchange: HttpExchange, room: Room, decoded: Callable[[bytes, Identity], tuple[AnyMessage, Call]]
     ) -> None:
         data = exchange.take_body()
         asked = data, exchange.identity, exchange.deadline_s, room, decoded
@@ -208,7 +208,7 @@ class OpenAIService(Service):
 
     def _decoded(
         self, read: Read, exchange: HttpExchange, room: Room, data: bytes, identity: Identity
-    ) -> tuple[Message, Call]:
+    ) -> tuple[AnyMessage, Call]:
         message, answer = read(data, identity.defaults, exchange.request_id)
         return message, AnsweredCall(room, partial(self._answer, exchange, answer), answer)
 

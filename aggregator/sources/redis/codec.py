@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import cast
 
+from aggregator.admission.ledger import too_much
 from aggregator.errors import Code, InvalidRequest, NotPermitted, RequestError, Undecodable, shown
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Task
@@ -95,6 +96,30 @@ class EntryAnswer:
     unwritten: Failure | None = None
 
 
+_ENTRY_BYTES, _FIELD_BYTES = 600, 100
+"""Of the objects for an entry without an input, and for each of its fields."""
+
+
+def size_bytes(parts: Sequence[bytes]) -> int:
+    """The memory of an entry, given as names and values in turn: twice, as the texts in it are made beside it."""
+    return _ENTRY_BYTES + _FIELD_BYTES * len(parts) + 2 * sum(map(len, parts))
+
+
+def origin_of(request: Request) -> EntryOrigin:
+    return cast("EntryOrigin", request.origin)
+
+
+def refused_for_room(request: Request, needed_bytes: int, largest_bytes: int) -> EntryAnswer:
+    """The answer to a request that could never be held with its reply."""
+    origin, error = origin_of(request), too_much(needed_bytes, largest_bytes)
+    answer = EntryAnswer(origin, refused=error.code)
+    failure, identity = Failure.of(error), origin.reply_id(request.request_id)
+    answer.reply = values.encode_failure(
+        request.request_id, failure, identity, task=request.task, as_json=origin.as_json
+    )
+    return answer
+
+
 def decode_entry(entry: Entry, *, received_s: float, wall_s: float) -> Request | EntryAnswer:
     """The request in an entry, or the answer to a refused entry.
 
@@ -169,7 +194,7 @@ def _expire_s(entry: Entry) -> float:
 
 def answer_of(request: Request, now_s: float) -> EntryAnswer:
     """The messages for a completed request; `now_s`: when its generation, if it is one, was complete."""
-    origin = cast("EntryOrigin", request.origin)
+    origin = origin_of(request)
     reply = values.encode(request, origin.reply_id(request.request_id), now_s, as_json=origin.as_json)
     failure = values.internal_failure(request)
     return EntryAnswer(origin, reply, None if failure is None else (failure.code, failure.message))

@@ -14,6 +14,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from aggregator.admission.ledger import Intake
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics, Unwritten
 from aggregator.request.request import REDIS, Backlog, Failure, Receive, Request, Source
@@ -51,12 +52,17 @@ class RedisSource(Source):
         client: Any,
         *,
         room: Callable[[str, Task], int],
+        intake: Intake,
+        dimensions: Callable[[str], int] = lambda _: 0,
         known: Callable[[str], bool],
         trusts_tenant: bool,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`room`: tokens that a model's servers can take soon; `known`: whether a model is configured."""
+        """`room`: tokens that a model's servers can take soon; `known`: whether a model is configured.
+
+        `intake`: the streams' part of the ledger; `dimensions`: of a model's vectors, 0 if no server told.
+        """
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
@@ -69,12 +75,14 @@ class RedisSource(Source):
         def open_stream(stream: StreamSettings) -> RequestStream:
             defaults = defaults_of(stream, self, default_model, trusts_tenant=trusts_tenant)
             reply_to, task = settings.replies_of(stream), TASKS[stream.task]
-            intake = StreamIntake(stream.name, settings.group_id, consumer, defaults, reply_to, permits, task)
+            place = StreamIntake(stream.name, settings.group_id, consumer, defaults, reply_to, permits, task)
             return RequestStream(
                 self.server,
-                intake,
+                place,
                 settings.client.takeover_idle_s,
                 room=lambda: 0 if self._retrying else room(defaults.model, task),
+                intake_bytes=intake,
+                dimensions=dimensions,
                 known=known,
                 refuse=self._refuse,
                 clock=clock,
@@ -112,6 +120,8 @@ class RedisSource(Source):
         """Write replies, then acknowledge and delete the entries; one whose reply is refused becomes a dead letter."""
         now_s = self._clock()
         requests_of = {answer_of(request, now_s): request for request in requests}
+        for request in requests:
+            request.free_vectors()
         async for written in self._write(requests_of):
             for answer in written:
                 if answer.unwritten is not None:
@@ -191,7 +201,7 @@ class RedisSource(Source):
             else:
                 self.server.worked("acknowledge")
             for each in ids:
-                self._streams[stream].claimed.pop(each, None)
+                self._streams[stream].release(each)
 
     @override
     def pause(self, away: Callable[[str, Task], bool], full: Callable[[str, Priority], bool]) -> None:

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 from typing import Any
 
-from aggregator.request.request import Request
+from aggregator.admission.ledger import Intake
+from aggregator.request.request import REDIS, Request
 from aggregator.slow_lane import in_slow_lane
-from aggregator.sources.redis.codec import MAX_OTHER_BYTES, Command, Entry, EntryAnswer, StreamIntake, decode_entry
+from aggregator.sources.redis.codec import (
+    MAX_OTHER_BYTES,
+    Command,
+    Entry,
+    EntryAnswer,
+    StreamIntake,
+    decode_entry,
+    origin_of,
+    refused_for_room,
+    size_bytes,
+)
 from aggregator.sources.redis.connection import TRANSIENT, Server, create_group
 from aggregator.sources.redis.scripts import CLAIM, LEAVE, TAKE_OVER
+from aggregator.sources.wire.encode import answer_bytes, made_bytes
 from aggregator.sources.wire.values import LARGE_BYTES, MAX_BYTES
 
 _LIMITS = (128, MAX_BYTES, MAX_OTHER_BYTES, 1024 * 1024)
@@ -29,7 +42,8 @@ class RequestStream:
     """The entries of one stream that this consumer of the group has claimed, and the next ones.
 
     `room`: tokens that may be claimed; `known`: whether a model is configured; `refuse` writes answers.
-    `asked`: the models of its requests. `waiting`: entries that nobody has claimed.
+    `asked`: the models of its requests. `waiting`: entries that nobody has claimed. `claimed`: the bytes of each entry
+    and, once it is admitted, of its reply, which are counted in `intake_bytes`. `dimensions`: of a model's vectors.
     """
 
     server: Server
@@ -37,11 +51,13 @@ class RequestStream:
     idle_s: float
     _: KW_ONLY
     room: Callable[[], int]
+    intake_bytes: Intake
+    dimensions: Callable[[str], int]
     known: Callable[[str], bool]
     refuse: Callable[[Sequence[EntryAnswer]], Awaitable[None]]
     clock: Callable[[], float]
     asked: set[str] = field(default_factory=set)
-    claimed: dict[bytes, None] = field(default_factory=dict)
+    claimed: dict[bytes, int] = field(default_factory=dict)
     paused: bool = False
     waiting: int = 0
     _cursor: bytes = b"0-0"
@@ -49,6 +65,19 @@ class RequestStream:
     _redis_minus_here_s: float = 0.0
     _stopped: bool = False
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _held_bytes: int = 0
+    _admitted: set[bytes] = field(default_factory=set)
+    _decoded: deque[tuple[Request, int]] = field(default_factory=deque)
+
+    @property
+    def _place(self) -> str:
+        return f"{REDIS}:{self.intake.stream}"
+
+    def release(self, entry_id: bytes) -> None:
+        """An entry is acknowledged: nothing of it is held any more."""
+        self._charge(-self.claimed.pop(entry_id, 0))
+        self._admitted.discard(entry_id)
+        self._changed.set()
 
     def change(self, *, stop: bool = False) -> None:
         self._stopped = self._stopped or stop
@@ -57,6 +86,11 @@ class RequestStream:
     async def receive(self) -> Sequence[Request]:
         while not self._stopped:
             self._changed.clear()
+            if self._decoded:
+                if admitted := self._admit():
+                    return admitted
+                await self._wait(_WAIT_S)
+                continue
             try:
                 entries = await self._next()
             except TRANSIENT as error:
@@ -66,10 +100,43 @@ class RequestStream:
             if refused := [each for each in decoded if isinstance(each, EntryAnswer)]:
                 await self.refuse(refused)
             requests = [each for each in decoded if isinstance(each, Request)]
-            if requests:
-                self.asked |= {request.model for request in requests if self.known(request.model)}
-                return requests
+            self.asked |= {request.model for request in requests if self.known(request.model)}
+            await self._take_on(requests)
         return ()
+
+    async def _take_on(self, requests: Sequence[Request]) -> None:
+        """Refuse the requests that could never be held with their replies; the others are admitted as there is room."""
+        refused: list[EntryAnswer] = []
+        for request in requests:
+            entry = origin_of(request).entry
+            value_bytes = len(entry.fields.get(b"value", b""))
+            added = made_bytes(request) + max(0, request.text_bytes - value_bytes)
+            added += answer_bytes(request, self.dimensions(request.model), as_json=origin_of(request).as_json)
+            needed, largest = self.claimed[entry.entry_id] + added, self.intake_bytes.largest
+            if needed > largest:
+                refused.append(refused_for_room(request, needed, largest))
+            else:
+                self._decoded.append((request, added))
+        if refused:
+            await self.refuse(refused)
+
+    def _admit(self) -> list[Request]:
+        """The next requests that there is room for; one always goes where none is on its way."""
+        admitted: list[Request] = []
+        while self._decoded:
+            request, added = self._decoded[0]
+            if added > self.intake_bytes.room(self._place) and self._admitted:
+                break
+            entry_id = origin_of(request).entry.entry_id
+            self.claimed[entry_id] += added
+            self._admitted.add(entry_id)
+            self._charge(added)
+            admitted.append(self._decoded.popleft()[0])
+        return admitted
+
+    def _charge(self, size_bytes: int) -> None:
+        self._held_bytes += size_bytes
+        self.intake_bytes.hold(self._place, self._held_bytes)
 
     def heartbeat(self) -> list[Command]:
         """Commands that keep the claims of this consumer and, the last two, measure the backlog."""
@@ -90,7 +157,7 @@ class RequestStream:
         """Entries to decode; none after a while."""
         if self.clock() >= self._take_over_s and (taken := await self._take_over()):
             return taken
-        room = 0 if self.paused else self.room()
+        room = 0 if self.paused or self.intake_bytes.is_full(self._place) else self.room()
         if room <= 0:
             await self._wait(_WAIT_S)
             return []
@@ -115,7 +182,9 @@ class RequestStream:
     def _hold(self, found: Sequence[Any]) -> list[Entry]:
         """Entries as a script returns them, without entries held already."""
         fresh = [(entry_id, parts) for entry_id, parts in found if entry_id not in self.claimed]
-        self.claimed.update((entry_id, None) for entry_id, _ in fresh)
+        sizes = {entry_id: size_bytes(parts) for entry_id, parts in fresh}
+        self.claimed |= sizes
+        self._charge(sum(sizes.values()))
         return [Entry(self.intake, entry_id, dict(zip(each[::2], each[1::2], strict=True))) for entry_id, each in fresh]
 
     async def _decode_entries(self, entries: Sequence[Entry]) -> list[Request | EntryAnswer]:

@@ -32,7 +32,8 @@ class TextPairs:
     seconds: Sequence[str]
 
 
-Message = pb.EmbedRequest | GenerateRequest | RankRequest | ScoreRequest | TextPairs
+Message = pb.EmbedRequest | GenerateRequest | RankRequest | ScoreRequest
+AnyMessage = Message | TextPairs
 _MARKS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
 """The bytes that begin one or more Python objects: a string, an object, an array."""
 _MARKS_PER_INPUT = 5  # {"tokenIds": {"ids": []}}
@@ -74,7 +75,7 @@ def check_marks(value: bytes, max_inputs: int) -> None:
 
 
 def new_request(
-    message: pb.EmbedRequest | GenerateRequest | RankRequest | ScoreRequest,
+    message: Message,
     defaults: Defaults,
     origin: object,
     *,

@@ -93,7 +93,7 @@ def parse(
     )
 
 
-def _documents(message: pb.RankRequest) -> tuple[list[str], list[Outcome | None], Scoring]:
+def _documents(message: pb.RankRequest) -> tuple[Sequence[str], list[Outcome | None], Scoring]:
     if not message.query:
         raise InvalidRequest("the query is empty", "query")
     documents = list(message.documents)

@@ -18,7 +18,7 @@ from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.redis import IntakeSettings
 from aggregator.sources.wire import decode, generation, scores
 from aggregator.sources.wire.encode import MAX_ECHOED, fill_status, json_of, response, to_protobuf
-from aggregator.sources.wire.message import Message
+from aggregator.sources.wire.message import AnyMessage, Message
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest, GenerateResponse
 from protos.ranking.v1.ranking_pb2 import RankRequest, RankResponse
@@ -155,7 +155,7 @@ def _of_text(text: str, task: Task) -> Message:
 
 
 def decode_request(
-    message: Message,
+    message: AnyMessage,
     defaults: Defaults,
     origin: object,
     *,

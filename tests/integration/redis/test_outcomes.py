@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from aggregator.admission.ledger import Intake
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Request
 from aggregator.settings.redis import RedisClientSettings
@@ -485,3 +486,20 @@ async def test_a_cluster_of_one_node_serves(tmp_path: Path) -> None:
             assert len(await broker.replies()) == 6
             assert len(await broker.letters()) == 1
         await broker.close()
+
+
+async def test_requests_whose_replies_have_no_room_wait_for_those_on_their_way(broker: RedisAsBroker) -> None:
+    broker.intake, broker.dimensions = Intake(1_000_000), 1000
+    texts = pb.EmbedRequest(inputs=[pb.Input(text="a")] * 64).SerializeToString()  # 300 kB with their vectors
+    for _ in range(5):
+        await broker.send(texts)
+    await broker.send(pb.EmbedRequest(inputs=[pb.Input(text="a")] * 300).SerializeToString())
+    async with broker.opened() as source:
+        counts: list[int] = []
+        while sum(counts) < 5:
+            taken = await source.receivers[0]()
+            assert broker.intake.total < 1_100_000
+            counts.append(len(taken))
+            await complete(source, taken)
+        assert max(counts) < 4
+        await until(lambda: not broker.intake.total)  # the last one is refused: it never fits

@@ -13,7 +13,7 @@ from aggregator.admission.sequences import JoinedTexts
 from aggregator.request.request import Defaults, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.http.scores import read_score
-from aggregator.sources.wire.message import Message
+from aggregator.sources.wire.message import AnyMessage, Message
 from aggregator.sources.wire.values import decode_request
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.generation.v1 import generation_pb2 as generation
@@ -28,7 +28,7 @@ CHAT = generation.GenerateRequest(
 DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE)
 
 
-def request_of(message: Message) -> Request:
+def request_of(message: AnyMessage) -> Request:
     return decode_request(
         message, DEFAULTS, None, received_s=0.0, wall_s=0.0, deadline_s=float("inf"), traceparent=None
     )
