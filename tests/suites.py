@@ -155,6 +155,7 @@ PURE = (
     "aggregator.scheduler",
     "aggregator.admission.ledger",
     "aggregator.admission.quotas",
+    "aggregator.sources.kafka.answered",
     "aggregator.sources.kafka.offsets",
     "modelserver.profile.saturation",
     "protos.modelserver.v1.curve",

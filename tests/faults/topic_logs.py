@@ -6,9 +6,11 @@ import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.protocol.types import CompactString
 
 from aggregator.sources.kafka.aiokafka_internals import topic_ids
 from tests.support.kafka_client import connected_admin
@@ -92,10 +94,11 @@ def _commit(key: bytes, value: bytes | None, group: str) -> Commit | None:
         return None
     topic, at = _text(key, at)
     (partition,) = struct.unpack_from(">i", key, at)
-    version, offset, _, note_bytes = struct.unpack_from(">hqib", value)
+    version, offset, _ = struct.unpack_from(">hqi", value)
     assert version == _COMMIT_VALUE_VERSION, "A commit of another layout than Kafka 4.3's."
-    note_end = 14 + note_bytes  # its length, and one more, stand before it
-    (at_ms,) = struct.unpack_from(">q", value, note_end)
+    rest = BytesIO(value[14:])
+    CompactString("utf-8").decode(rest)  # the metadata
+    (at_ms,) = struct.unpack(">q", rest.read(8))
     return Commit(topic, partition, offset, at_ms)
 
 

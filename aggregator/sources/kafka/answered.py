@@ -64,12 +64,10 @@ class Answered:
     spans: tuple[Span, ...] = ()
 
     def metadata(self, position: int) -> str:
-        """What the commit of `position` carries; empty if nothing behind it is completed.
+        """What the commit of `position`, which is not behind `highest`, carries.
 
         Where there are too many spans, those of the lowest offsets are left out: their revision is unknown.
         """
-        if self.highest < position:
-            return ""
         kept = [span for span in self.spans if span.last >= position]
         while True:
             answers = list(dict.fromkeys(span.answer for span in kept))

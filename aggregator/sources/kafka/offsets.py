@@ -139,7 +139,7 @@ class CommittedOffset:
 
     @property
     def metadata(self) -> str:
-        """What its next commit carries."""
+        """What its next commit carries; empty if nothing behind its position may have been answered."""
         position, before = self.position, self.answered_before
         if self.highest < position:
             return ""
