@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -135,3 +136,27 @@ async def test_tenants_pay_for_their_tokens_in_the_steps_of_both_tasks(new_serve
     assert stand.counted(SECONDS) == pytest.approx(stand.busy_s, rel=0.01)
     assert_shares(stand.by_tenant(TOKENS, task="embed"))
     assert 0 < stand.counted(SECONDS, task="embed") < stand.counted(SECONDS)
+
+
+@pytest.mark.parametrize("lie", ["nan", "nan_row", "error", "stall"])
+async def test_time_that_gave_nobody_a_result_is_nobodys_and_the_sum_holds(
+    new_server: NewServer, pool: Pool, tmp_path: Path, lie: str
+) -> None:
+    fault = tmp_path / "fault"
+    server = new_server(
+        SYNTHETIC__FIXED_S="0.05",
+        SYNTHETIC__POISON_SHARE="0.3",
+        SYNTHETIC__POISON_MODE=lie,
+        SYNTHETIC__POISON_WHILE=str(fault),
+    )
+    server.start()
+    stand = Stand(server, pool)
+    await stand.embed(embeddings()[:100])
+    fault.touch()
+    failing = asyncio.create_task(stand.embed(embeddings()[100:300]))
+    await asyncio.sleep(5.0)  # the fault itself
+    fault.unlink()
+    await failing
+    await stand.embed(embeddings()[300:])
+    assert stand.counted(SECONDS, tenant="nobody") > 0
+    assert stand.counted(SECONDS) == pytest.approx(stand.busy_s, rel=0.02)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost, ModelServerTimedOut
+from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerBusy, ModelServerLost, ModelServerTimedOut
 from aggregator.model_server import StepResult
 from aggregator.observability.costs import Costs
 from aggregator.replicas.answers import BadDescription, checked_description
@@ -161,6 +161,56 @@ def test_the_last_steps_are_kept_as_reported_and_the_load_is_the_lasts() -> None
     assert len(call.last_steps) == 512
     call.read(pb.GenerateStep())  # a refusal is no step
     assert call.load.prefill_tokens == 599
+
+
+class Running:
+    """A sequence that keeps what it is told."""
+
+    sampling = pb.Sampling(max_tokens=5)
+    account = 0
+    priority = Priority.DEFAULT
+    token_ids = b"\1\0\0\0"
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def extend(self, token_ids: Sequence[int], logprobs: Sequence[object], stop_tokens: int) -> None:
+        assert stop_tokens == 0
+        self.told.append([*token_ids, len(logprobs)])
+
+    def end(self, finish_reason: int) -> None:
+        self.told.append(finish_reason)
+
+    def fail(self, code: Code, message: str) -> None:
+        self.told += [code, message]
+
+    def server_lost(self, error: BatchFailed) -> None:
+        self.told.append(error)
+
+
+async def test_log_probabilities_that_are_not_numbers_fail_their_sequence_alone() -> None:
+    call = GenerateCall(description(), never, lambda _: ModelServerLost("x"), Costs(MetricsBuffer()))
+    call._commands = asyncio.Queue()  # noqa: SLF001 - no call is opened
+    broken, well = Running(), Running()
+    call.generate(broken)
+    call.generate(well)
+
+    def logprobs(number: int, value: float) -> pb.SequenceLogprobs:
+        packed = np.array([9], "<i4").tobytes()
+        return pb.SequenceLogprobs(
+            sequence=number, width=1, token_ids=packed, logprobs=np.array([value], "<f4").tobytes(), ranks=packed
+        )
+
+    call.read(
+        pb.GenerateStep(
+            sequences=np.array([1, 2], "<u4").tobytes(),
+            counts=np.array([1, 1], "<u4").tobytes(),
+            token_ids=np.array([9, 9], "<i4").tobytes(),
+            logprobs=[logprobs(1, np.nan), logprobs(2, -np.inf)],
+        )
+    )
+    assert broken.told == [Code.INTERNAL, "the log probabilities of its tokens are not numbers"]
+    assert well.told == [[9, 1]]
 
 
 def charged(*seconds: float, accounts: int | None = None) -> pb.GenerateStep:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserver.engines.engine import Activation, IdArray, Matrix, Scoring
-from modelserver.engines.synthetic import SyntheticEngine, SyntheticGenerator, vectors
+from modelserver.engines.synthetic import Poison, PoisonMode, SyntheticEngine, SyntheticGenerator, vectors
 from tests.support.fake_step_engine import facts_of
 
 
@@ -54,6 +54,23 @@ def test_scores_are_a_hash_of_a_pairs_ids_from_0_to_1() -> None:
     assert (found < 1).all()
     assert np.allclose(found, (vectors(*pairs, 1) + 1) / 2)
     assert abs(float(found.mean()) - 0.5) < 0.05, "they are spread"
+
+
+@pytest.mark.parametrize(
+    ("mode", "token_id", "wrong"),
+    [("nan", None, [0, 1, 2]), ("nan_row", None, [0]), ("zeros", None, [0, 1, 2]), ("nan", 7, [1]), ("zeros", 7, [1])],
+)
+def test_an_engine_that_lies_raises_nothing_and_gives_wrong_rows(
+    mode: PoisonMode, token_id: int | None, wrong: list[int]
+) -> None:
+    poison = Poison(token_id, mode, share=0.0 if token_id else 1.0)
+    engine = SyntheticEngine(facts_of(), 0.0, 0.0, poison)
+    found = engine.prepare(*packed([1, 2], [3, 7], [4])).execute()
+    right = SyntheticEngine(facts_of(), 0.0, 0.0).prepare(*packed([1, 2], [3, 7], [4])).execute()
+    value = 0.0 if mode == "zeros" else np.nan
+    for row in range(3):
+        expected = np.full(2, value, np.float32) if row in wrong else right[row]
+        assert np.array_equal(found[row], expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("kind", [SyntheticEngine, SyntheticGenerator])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,3 +66,20 @@ def test_a_model_has_the_sizes_its_files_name_or_all_if_they_name_none(
 ) -> None:
     files = dataclasses.replace(FILES, is_matryoshka=is_matryoshka, matryoshka_dimensions=named)
     assert list(describe("m", FACTS, files, None, "i").message.matryoshka_dimensions) == told
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, True),
+        ({"rectified": True}, False),
+        ({"tasks": frozenset((Task.EMBED, Task.GENERATE))}, True),
+        ({"tasks": frozenset((Task.GENERATE,))}, False),
+        ({"scoring": Scoring(("",), Activation.SIGMOID)}, False),
+        ({"scoring": Scoring(("a", "b"), Activation.IDENTITY)}, False),
+        ({"scoring": Scoring(("a", "b"), Activation.SOFTMAX)}, True),
+    ],
+)
+def test_a_server_says_whether_a_row_of_zeros_is_a_fault(changes: dict[str, Any], told: bool) -> None:
+    facts = dataclasses.replace(FACTS, **changes)
+    assert describe("m", facts, FILES, None, "i").message.never_zero is told
