@@ -58,7 +58,7 @@ class Checker:
 
     intents: Mapping[bytes, Intent]
     group: str
-    topic_ids: Mapping[str, str]
+    topic_ids: Mapping[str, str] = field(default_factory=dict[str, str])
     fates: dict[bytes, Fate] = field(default_factory=dict[bytes, Fate])
     reply_times_ms: list[int] = field(default_factory=list[int])
     wrong: list[str] = field(default_factory=list[str])

@@ -112,9 +112,10 @@ class FakeStep:
             return np.asarray(np.stack((sums, sizes), axis=1), np.float32)
         sums = np.add.reduceat(self.token_ids, np.cumsum(self.lengths) - self.lengths)
         first = self.token_ids[np.cumsum(self.lengths) - self.lengths]
-        matrix = np.asarray(np.stack((sums, self.lengths), axis=1), np.float32)
+        matrix: Matrix = np.asarray(np.stack((sums, self.lengths), axis=1), np.float32)
         matrix[first == BROKEN], matrix[first == BLANK] = np.nan, 0.0
-        return matrix[first != LOST]
+        kept: Matrix = matrix[first != LOST]
+        return kept
 
 
 class Client:

@@ -220,7 +220,7 @@ class _MetadataRequest(Request[_MetadataStruct]):  # type: ignore[misc]
         self._topics = topics
 
     def build(self, request_struct_class: type[_MetadataStruct]) -> _MetadataStruct:
-        topics = [(_NO_ID, name, {}) for name in self._topics]
+        topics: list[tuple[bytes, str, dict[int, bytes]]] = [(_NO_ID, name, {}) for name in self._topics]
         return request_struct_class(topics, False, False, False, {})
 
 

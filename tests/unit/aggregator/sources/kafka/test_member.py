@@ -44,7 +44,7 @@ class Unconfirmed(FakeMember):
     """Nothing that it commits is answered."""
 
     @override
-    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+    async def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
         del offsets
         raise kafka_errors.RequestTimedOutError
 
