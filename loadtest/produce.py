@@ -21,12 +21,18 @@ from loadtest.options import (
 )
 from loadtest.screen import exchange_bars
 from loadtest.stack.addresses import running_stack
+from loadtest.stack.kafka import BACKGROUND_TOPIC
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where to")
     group.add_argument("--bootstrap", metavar="HOST:PORT", help="Kafka's; absent: that of the stack running here")
-    group.add_argument("--request-topic", default=DEFAULT_REQUEST_TOPIC, metavar="T")
+    group.add_argument(
+        "--request-topic",
+        metavar="T",
+        help=f"{DEFAULT_REQUEST_TOPIC} when absent, and {BACKGROUND_TOPIC} for --priority background: Kafka hands out a"
+        " topic's records in their order, so bulk in the topic of urgent requests makes these wait",
+    )
     group.add_argument(
         "--reply-topic", default=DEFAULT_REPLY_TOPIC, metavar="T", help="requests name it if it is not %(default)s"
     )
@@ -54,6 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output_options(parser)
 
 
+def request_topic(priority: str) -> str:
+    """The topic that `make up` reads for requests of this class."""
+    return BACKGROUND_TOPIC if priority == "background" else DEFAULT_REQUEST_TOPIC
+
+
 def run(options: argparse.Namespace) -> int:
     """The exit code: 0, 1 when a query got no reply, 2 when it could not be done."""
     if options.format is Format.TEXT and (options.model or options.priority):
@@ -62,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         texts, tally = texts_to_send(options)
         plan = KafkaRun(
             bootstrap=options.bootstrap or running_stack().kafka,
-            request_topic=options.request_topic,
+            request_topic=options.request_topic or request_topic(options.priority),
             reply_topic=options.reply_topic,
             style=options.format,
             wishes=wishes(options),

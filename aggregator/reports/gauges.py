@@ -36,7 +36,14 @@ SPAN = Instrument(
 )
 PAUSED = Instrument("embed.consumer.paused", "1", "1 while a partition is paused", _PARTITION)
 
-GAUGES = (QUEUE_TOKENS, QUEUE_AGE, REPLICA_STATE, INFLIGHT, BUDGET, SATURATION, LAG, SPAN, PAUSED)
+OUTRANKED = Instrument(
+    "embed.consumer.outranked",
+    "1",
+    "1 while a partition is paused and less urgent records than the topic's own class fill the queue",
+    _PARTITION,
+)
+
+GAUGES = (QUEUE_TOKENS, QUEUE_AGE, REPLICA_STATE, INFLIGHT, BUDGET, SATURATION, LAG, SPAN, PAUSED, OUTRANKED)
 
 
 class OnLoop:
@@ -78,6 +85,7 @@ def gauge_values(models: Models, backlogs: Iterable[Backlog] = ()) -> Values:
         values[LAG][labels] = backlog.records
         values[SPAN][labels] = backlog.uncommitted_span
         values[PAUSED][labels] = backlog.paused
+        values[OUTRANKED][labels] = backlog.outranked
     return values
 
 

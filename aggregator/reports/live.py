@@ -152,6 +152,7 @@ class LiveFeed(Feed):
                 away=self._away(),
                 slow=self._is_slow(),
                 few_files=self._few_files,
+                outranked={each.topic for each in self._backlogs() if each.outranked},
             ),
         ]
         return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -91,14 +91,28 @@ def server_problems(troubles: Sequence[tuple[str, str, str]], scaling: Sequence[
 
 
 def other_problems(
-    recent: Totals, paused: int, *, away: Sequence[str], slow: bool, few_files: str = ""
+    recent: Totals,
+    paused: int,
+    *,
+    away: Sequence[str],
+    slow: bool,
+    few_files: str = "",
+    outranked: Collection[str] = (),
 ) -> Iterator[Problem]:
-    """Further troubles. `recent`: counts of the last minute. `slow`: answers are later than the latency target."""
+    """Further troubles. `recent`: counts of the last minute. `slow`: answers are later than the latency target.
+
+    `outranked`: topics whose urgent records may wait behind less urgent ones.
+    """
     for sentence in away:
         yield Problem(f"{sentence}.", "No broker answers")
     minute = "in the last minute"
     for count, text, runbook in (
         (paused, f"{paused} partitions are paused", "TokenbatchLagGrows"),
+        (
+            outranked,
+            f"Urgent records of {', '.join(sorted(outranked))} wait behind less urgent ones of the same topic",
+            "TokenbatchLagGrows",
+        ),
         (slow, "Answers are later than the latency target", "TokenbatchSlow"),
         (recent.lost, f"{recent.lost:,.0f} records were lost {minute}", "TokenbatchRecordsLost"),
         (

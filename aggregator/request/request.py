@@ -283,7 +283,8 @@ class Backlog(NamedTuple):
     """The backlog of one partition that `source` reads. A Redis stream is the partition `redis` of a topic of its name.
 
     `model`: of requests that name none. `records` were not fetched or claimed yet. `uncommitted_span`: records from the
-    committed offset to the highest completed one. `position`: the offset to be handed out next.
+    committed offset to the highest completed one. `position`: the offset to be handed out next. `outranked`: it is
+    paused, and less urgent records than the topic's own class fill the queue: more urgent ones may wait behind them.
     """
 
     source: str
@@ -294,6 +295,7 @@ class Backlog(NamedTuple):
     uncommitted_span: int = 0
     paused: bool = False
     position: int = 0
+    outranked: bool = False
 
 
 Backlogs = Callable[[], Sequence[Backlog]]

@@ -25,6 +25,9 @@ from loadtest.stack.jars import DEFAULT_CACHE, Progress, kafka_classpath, linked
 from loadtest.stack.part import Part
 from loadtest.stack.ports import free_ports
 
+BACKGROUND_TOPIC = "embed.background.v1"
+"""Where `make up` reads bulk jobs; Kafka hands out a topic's records in their order, urgent or not."""
+
 LOGGING = """\
 status = error
 appender.console.type = Console

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from loadtest.stack.addresses import USUAL, Addresses
-from loadtest.stack.kafka import KafkaBroker
+from loadtest.stack.kafka import BACKGROUND_TOPIC, KafkaBroker
 from loadtest.stack.part import Part
 from loadtest.stack.ports import choose_port
 from loadtest.stack.redis import RedisServer
@@ -88,7 +88,12 @@ _MODEL_SERVER_METRICS_PORT = 9465
 _REDIS_PORT = 6379
 _REDIS_SETTINGS = {"REDIS__ALLOWED_REPLIES": '["list:*"]'}
 _TEXT_TOPIC = '{"name": "generate.requests.v1", "task": "generate"}'
-_TOPICS = {"generate": f"[{_TEXT_TOPIC}]", "both": f'[{{"name": "embed.requests.v1"}}, {_TEXT_TOPIC}]'}
+_EMBED_TOPICS = f'{{"name": "embed.requests.v1"}}, {{"name": "{BACKGROUND_TOPIC}", "priority": "background"}}'
+_TOPICS = {
+    "": f"[{_EMBED_TOPICS}]",
+    "generate": f"[{_TEXT_TOPIC}]",
+    "both": f"[{_EMBED_TOPICS}, {_TEXT_TOPIC}]",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +168,7 @@ class Stack:
             http_port=_port(plan.http_port, USUAL.http, "--http-port"),
             metrics_port=_port(plan.metrics_port, USUAL.metrics, "--metrics-port"),
             settings={
-                **({"KAFKA__TOPICS": _TOPICS[plan.task]} if plan.task else {}),
+                "KAFKA__TOPICS": _TOPICS[plan.task],
                 **({"MODELS": json.dumps(models)} if plan.ranker else {}),
                 **({"REDIS__ENABLED": "true", "REDIS__SERVERS": redis, **_REDIS_SETTINGS} if redis else {}),
             },

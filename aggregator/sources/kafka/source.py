@@ -85,6 +85,7 @@ class KafkaSource(Source):
         )
         self._metrics = metrics
         self._asked = {name: {intake.defaults.model} for name, intake in self._intakes.items()}
+        self._least_urgent: dict[str, Priority] = {}
         self._stopped: frozenset[str] = frozenset()
         self._paused: frozenset[str] = frozenset()
         self._held: frozenset[str] = frozenset()
@@ -180,17 +181,21 @@ class KafkaSource(Source):
     def _take_on(self, requests: Sequence[Request], refused: list[Refused]) -> list[Request]:
         """The requests that there is room for; the others wait, or are added to `refused` if there never is.
 
-        Notes the models that the records of a topic ask for, and counts records from the future.
+        Notes the models that the records of a topic ask for and their least urgent class, and counts records from the
+        future.
         """
         wall_minus_monotonic_s = self._wall_clock() - self._clock()
         largest = self._consumer.holdings.largest
         dimensions: dict[str, int] = {}
+        least_urgent: dict[str, Priority] = {}
         sized: list[Sized] = []
         for request in requests:
             record = record_of(request)
             if record.timestamp / 1000 - wall_minus_monotonic_s > request.received_s + _CLOCKS_AGREE_S:
                 self._metrics.records_ahead.add(1, record.topic)
                 request.deadline_s = inf
+            if request.priority > least_urgent.get(record.topic, Priority.INTERACTIVE):
+                least_urgent[record.topic] = request.priority
             model = request.model
             if model not in dimensions:
                 dimensions[model] = self._dimensions(model)
@@ -201,7 +206,13 @@ class KafkaSource(Source):
                 refused.append(refused_for_room(request, record.held_bytes + added, largest))
             else:
                 sized.append((request, added))
+        self._least_urgent |= {record_of(request).topic: Priority.INTERACTIVE for request in requests} | least_urgent
         return self._waiting.admit(sized)
+
+    def _outranked(self, topic: str) -> bool:
+        """Whether the last records of a topic were less urgent than those that name no class."""
+        own = self._intakes[topic].defaults.priority
+        return self._least_urgent.get(topic, own) > own
 
     @override
     def pause(self, away: Callable[[str, Task], bool], full: Callable[[str, Priority], bool]) -> None:
@@ -233,6 +244,7 @@ class KafkaSource(Source):
                 uncommitted_span=partition.committed_offset.span,
                 paused=tp in paused,
                 position=partition.delivered_to,
+                outranked=tp in paused and self._outranked(tp.topic),
             )
             for tp, partition in self._consumer.partitions.items()
         ]

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from loadtest.__main__ import COMMANDS, main
+from loadtest.produce import request_topic
 
 
 @pytest.mark.parametrize("command", [command.name for command in COMMANDS])
@@ -31,3 +32,11 @@ def test_the_commands_of_users_are_listed_before_the_benchmarks(capsys: pytest.C
     listed = re.findall(r"^    ([a-z-]+)", capsys.readouterr().out, re.MULTILINE)
     assert listed[:5] == ["up", "produce", "embed", "plan", "simulate"]
     assert listed[5:] == ["sweep", "ablate", "generate", "bench", "bench-gpu"]
+
+
+def test_bulk_goes_to_a_topic_of_its_own() -> None:
+    assert [request_topic(priority) for priority in ("", "interactive", "background")] == [
+        "embed.requests.v1",
+        "embed.requests.v1",
+        "embed.background.v1",
+    ]

@@ -45,10 +45,15 @@ def test_each_problem_is_a_sentence_with_its_count() -> None:
     recent = Totals(
         answered=0, failed=0, refused=1200, expired=3, coalesced=9, dead_letters=1, lost=2, ahead=5, commit_failures=4
     )
-    found = list(other_problems(recent, 2, away=["Kafka cannot be reached"], slow=True, few_files="Few files"))
+    found = list(
+        other_problems(
+            recent, 2, away=["Kafka cannot be reached"], slow=True, few_files="Few files", outranked={"b", "a"}
+        )
+    )
     assert [each.text for each in found] == [
         "Kafka cannot be reached.",
         "2 partitions are paused.",
+        "Urgent records of a, b wait behind less urgent ones of the same topic.",
         "Answers are later than the latency target.",
         "2 records were lost in the last minute.",
         "1 dead letters came in the last minute.",

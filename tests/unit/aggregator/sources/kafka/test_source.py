@@ -396,3 +396,18 @@ async def test_only_a_reply_too_large_for_its_topic_becomes_a_dead_letter() -> N
             " raise that topic's max.message.bytes, or ask for less at once"
         )
         assert faked.kafka.committed[IN] == 2
+
+
+@in_virtual_time
+async def test_a_topic_whose_urgent_records_may_wait_behind_bulk_is_named() -> None:
+    bulk = pb.EmbedRequest(inputs=[pb.Input(text="1")], priority=pb.PRIORITY_BACKGROUND).SerializeToString()
+    async with FakedSource().started() as faked:
+        for value, outranked in ((bulk, True), (REQUEST, False)):
+            faked.kafka.append(OutgoingRecord("in", 0, b"k", value, []))
+            await faked.source.receive()
+            faked.source.pause(lambda *_: False, lambda *_: False)
+            assert not any(each.outranked for each in faked.source.backlogs())
+            faked.source.pause(lambda *_: False, lambda *_: True)
+            await asyncio.sleep(1)
+            assert [each.topic for each in faked.source.backlogs() if each.outranked] == ["in"] * outranked
+            faked.source.pause(lambda *_: False, lambda *_: False)
