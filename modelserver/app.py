@@ -10,11 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from uuid import uuid4
 
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-
 from k8s.pod import heap, open_files
-from k8s.pod.grpc_port import add_port, server_options
+from k8s.pod.grpc.library import LibraryServices
+from k8s.pod.grpc.server import GrpcServer
 from k8s.pod.telemetry import Telemetry
 from modelserver.engines.choice import tasks_of
 from modelserver.engines.engine import Engine, Generator, Task
@@ -35,7 +33,6 @@ from modelserver.service.tracing import batch_spans, no_span
 from modelserver.settings import ModelServerSettings
 from modelserver.startup import EngineStart, keep_profile, queue_bounds
 from modelserver.watch import Watch
-from protos import reflection
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 
@@ -65,7 +62,20 @@ class Server:
             self._metrics.refused,
             batch_spans(telemetry.tracer) if telemetry.traces else no_span,
         )
-        self._health = health.aio.HealthServicer()
+        most_connections = open_files.granted(settings.grpc.most_connections)
+        watches = 2 * most_connections  # each aggregator has one and a check, and all may come through one proxy
+        self._server = GrpcServer(
+            "grpc.bind",
+            settings.grpc.bind,
+            most_connections,
+            library=LibraryServices(watches, watches),
+            options=(
+                ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+            ),
+        )
+        self._server.add_servicer(pb_grpc.add_ModelServerServicer_to_server, self._servicer)
+        self._server.reflect(_SERVICE)
         self._instance_id = uuid4().hex
         self._states: asyncio.Queue[tuple[EngineState, Exception | None]] = asyncio.Queue()
         self._ended = asyncio.Event()
@@ -107,7 +117,9 @@ class Server:
         """Serve until SIGTERM or SIGINT, then finish accepted work; the exit code. Raises CannotStart."""
         for name in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(name, self._stop.set)
-        server, port = await self._listen()
+        await self._set_health(serving=False)
+        await self._server.start()
+        port = int(self._server.address.rpartition(":")[2])
         _log.info("listening", extra={"stage": "listen", "port": port, "metrics": self._metrics_address})
         self._port = port
         self._engine_loop.start()
@@ -117,9 +129,9 @@ class Server:
         tasks = (following, stopping, watching)
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if watching.done():
-            await server.stop(None)
+            await self._server.stop(None)
         else:
-            await self._drain(server)
+            await self._drain()
         for task in tasks:
             task.cancel()
         if isinstance(self._failure, CannotStart):
@@ -142,26 +154,10 @@ class Server:
             )
         return self._start.profile
 
-    async def _listen(self) -> tuple[grpc.aio.Server, int]:
-        server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-                ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-                *server_options(open_files.granted(self._settings.grpc.most_connections)),
-            ]
-        )
-        pb_grpc.add_ModelServerServicer_to_server(self._servicer, server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable(server, (_SERVICE, health.SERVICE_NAME))
-        await self._set_health(serving=False)
-        address = add_port(server, "grpc.bind", self._settings.grpc.bind)
-        await server.start()
-        return server, int(address.rpartition(":")[2])
-
-    async def _drain(self, server: grpc.aio.Server) -> None:
+    async def _drain(self) -> None:
         """Set health to NOT_SERVING, refuse new work, finish accepted work, then close the port."""
         _log.info("stopping", extra={"queued_tokens": self._queue.queued_tokens})
-        await self._health.enter_graceful_shutdown()
+        await self._server.leave_service()
         self._queue.close()
         if self._serving.generation is not None:
             self._serving.generation.close()
@@ -172,7 +168,7 @@ class Server:
                     await self._ended.wait()
         except TimeoutError:
             _log.warning("not all batches were answered in time")
-        await server.stop(_GOODBYE_S)
+        await self._server.stop(_GOODBYE_S)
         _log.info("stopped")
 
     def _on_state(self, state: EngineState, error: Exception | None) -> None:
@@ -248,9 +244,7 @@ class Server:
         )  # fmt: skip
 
     async def _set_health(self, *, serving: bool) -> None:
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", _SERVICE):
-            await self._health.set(name, status)
+        await self._server.set_serving(("", _SERVICE), serving=serving)
 
     def _unready(self) -> str | None:
         ready = self._serving.description is not None and not self._stop.is_set()

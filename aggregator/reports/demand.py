@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-import grpc.aio
 from typing_extensions import override
 
 from aggregator.admission.model_revision import ModelRevision
@@ -15,7 +14,7 @@ from aggregator.request.request import KAFKA, REDIS, Backlogs, Request
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.rates import ArrivalPolicy, Arrivals, BusyShare
 from aggregator.scheduler.work_item import Task
-from k8s.pod.grpc_port import add_port, server_options
+from k8s.pod.grpc.server import GrpcServer
 from protos.aggregator.v1 import aggregator_pb2 as pb
 from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc
 
@@ -174,11 +173,13 @@ class DemandServer(pb_grpc.DemandServicer):
     """`aggregator.v1.Demand`: each call gets a `report`."""
 
     def __init__(self, bind: str, report: Callable[[], pb.GetDemandResponse]) -> None:
-        self._bind = bind
         self._report = report
-        self._server = grpc.aio.server(options=server_options(_MOST_CONNECTIONS))
-        self.address = ""
-        pb_grpc.add_DemandServicer_to_server(self, self._server)
+        self._server = GrpcServer("demand.bind", bind, _MOST_CONNECTIONS)
+        self._server.add_servicer(pb_grpc.add_DemandServicer_to_server, self)
+
+    @property
+    def address(self) -> str:
+        return self._server.address
 
     @override
     async def GetDemand(self, request: pb.GetDemandRequest, context: object) -> pb.GetDemandResponse:
@@ -187,7 +188,6 @@ class DemandServer(pb_grpc.DemandServicer):
 
     async def start(self) -> None:
         """Listen. Raises StartError when the address cannot be bound."""
-        self.address = add_port(self._server, "demand.bind", self._bind)
         await self._server.start()
 
     async def stop(self) -> None:

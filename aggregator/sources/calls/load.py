@@ -29,7 +29,7 @@ class Limits:
     `max_calls`: requests in flight, those on streams included.
     `max_streams`: open EmbedStream calls; when one more comes, one that has been silent for 5 s is ended.
     `max_connections`: open connections of each listener. `stream_window`: requests in flight on one stream.
-    `max_inputs`: of one request.
+    `max_inputs`: of one request. `max_calls_per_connection`: as nginx has it; RFC 9113 recommends at least 100.
     `max_message_bytes`: of one request. `max_metadata_bytes`: of one call. A connection is closed at `connection_age_s`
     (give or take 10 %), so that load spreads over all aggregators again; its calls then have `connection_grace_s`.
     """
@@ -39,7 +39,7 @@ class Limits:
     max_streams: int = 48
     stream_window: int = 256
     max_inputs: int = 1024
-    max_calls_per_connection: int = 1024
+    max_calls_per_connection: int = 128
     max_message_bytes: int = 4 * 1024 * 1024
     max_metadata_bytes: int = 16 * 1024
     connection_age_s: float = 1800.0

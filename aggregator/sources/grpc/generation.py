@@ -12,6 +12,7 @@ from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, GenerationCall
 from aggregator.sources.grpc.reading import Context, GrpcCalls, RpcMethod, answering
 from aggregator.sources.wire.generation import decode_generate, response
+from k8s.pod.grpc.server import Handlers
 from protos.generation.v1 import generation_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Generation"].full_name
@@ -58,11 +59,10 @@ class GenerationService:
         if answer is not None:
             await context.write(answer.SerializeToString())
 
-    def handler(self) -> grpc.GenericRpcHandler:
-        """The gRPC handler; it passes messages as bytes, and reads none before the call asks for it."""
-        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+    def handlers(self) -> Handlers:
+        """By method; they pass messages as bytes, and read none before the call asks for it."""
+        return {
             "Generate": grpc.stream_stream_rpc_method_handler(
                 answering(self.generate, RpcMethod(self._telemetry, SERVICE, "Generate"))
             ),
         }
-        return grpc.method_handlers_generic_handler(SERVICE, handlers)

@@ -13,6 +13,7 @@ from aggregator.sources.calls.calls import Call
 from aggregator.sources.grpc.reading import Context, GrpcCalls, RpcMethod, answering
 from aggregator.sources.grpc.service import answer
 from aggregator.sources.wire.scores import decode_rank, decode_score
+from k8s.pod.grpc.server import Handlers
 from protos.ranking.v1 import ranking_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Ranking"].full_name
@@ -41,11 +42,10 @@ class RankingService:
     async def score(self, context: Context) -> bytes | Failure:
         return await answer(self._calls, await self._calls.receive(context, Call, _read_score))
 
-    def handler(self) -> grpc.GenericRpcHandler:
-        """The gRPC handler; it passes messages as bytes, and reads none before the call asks for it."""
+    def handlers(self) -> Handlers:
+        """By method; they pass messages as bytes, and read none before the call asks for it."""
         method = partial(RpcMethod, self._telemetry, SERVICE)
-        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        return {
             "Rank": grpc.stream_unary_rpc_method_handler(answering(self.rank, method("Rank"))),
             "Score": grpc.stream_unary_rpc_method_handler(answering(self.score, method("Score"))),
         }
-        return grpc.method_handlers_generic_handler(SERVICE, handlers)

@@ -21,6 +21,7 @@ from aggregator.sources.grpc.reading import Context, GrpcCalls, RpcMethod, answe
 from aggregator.sources.grpc.stream import OVER, OpenStream
 from aggregator.sources.wire.encode import is_large
 from aggregator.sources.wire.values import encode
+from k8s.pod.grpc.server import Handlers
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _SILENT_S = 5.0  # of a stream, before another may have its place
@@ -141,15 +142,14 @@ class EmbeddingsService:
             ]
         )
 
-    def handler(self) -> grpc.GenericRpcHandler:
-        """The handlers to add to a server.
+    def handlers(self) -> Handlers:
+        """By method, to add to a server.
 
         Messages come as bytes, and only when a call reads them: on the wire, a unary call is a stream of one message.
         """
         method = partial(RpcMethod, self._telemetry, SERVICE)
-        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        return {
             "Embed": grpc.stream_unary_rpc_method_handler(answering(self.embed, method("Embed"))),
             "EmbedStream": grpc.stream_stream_rpc_method_handler(answering(self.embed_stream, method("EmbedStream"))),
             "ListModels": grpc.stream_unary_rpc_method_handler(answering(self.list_models, method("ListModels"))),
         }
-        return grpc.method_handlers_generic_handler(SERVICE, handlers)

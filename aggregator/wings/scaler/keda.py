@@ -9,13 +9,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from typing_extensions import override
 
 from aggregator.wings.scaler.measuring.demand import StaleInputError
 from aggregator.wings.scaler.published import AGGREGATOR_BUSY, LAG, REQUIRED_REPLICAS, Published, UnknownMetric
-from k8s.pod.grpc_port import add_port, server_options
+from k8s.pod.grpc.server import GrpcServer
 from protos.keda import externalscaler_pb2 as pb
 from protos.keda import externalscaler_pb2_grpc as pb_grpc
 
@@ -93,23 +91,21 @@ class GrpcPort:
     """The gRPC server. In the health service, `""` means ready and `liveness` means alive."""
 
     def __init__(self, scaler: KedaScaler, bind: str, most_connections: int) -> None:
-        self._server = grpc.aio.server(options=server_options(most_connections))
-        self._health = health.aio.HealthServicer()
-        self._bind = bind
-        self.address = ""
-        pb_grpc.add_ExternalScalerServicer_to_server(scaler, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._server = GrpcServer("keda.bind", bind, most_connections)
+        self._server.add_servicer(pb_grpc.add_ExternalScalerServicer_to_server, scaler)
+
+    @property
+    def address(self) -> str:
+        return self._server.address
 
     async def start(self) -> None:
         """Listen, alive but not ready yet. Raises StartError."""
-        self.address = add_port(self._server, "keda.bind", self._bind)
-        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        await self._server.set_serving((LIVENESS,), serving=True)
         await self.set_ready(ready=False)
         await self._server.start()
 
     async def set_ready(self, *, ready: bool) -> None:
-        serving = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        await self._health.set("", serving)
+        await self._server.set_serving(("",), serving=ready)
 
     async def stop(self, grace_s: float) -> None:
         await self.set_ready(ready=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 from aggregator.sources.grpc import listener as grpc_listener
 from aggregator.sources.grpc import reading as grpc_reading
 from aggregator.sources.grpc import service as grpc_server
-from k8s.pod import grpc_port
+from k8s.pod.grpc import server as grpc_port
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.integration.frontdoor.attackers import attack
@@ -153,13 +153,41 @@ async def test_a_call_without_a_message_is_told_so() -> None:
             await refused(door.channel.stream_unary(method)(iter(())), grpc.StatusCode.INVALID_ARGUMENT)
 
 
-async def test_other_services_are_held_to_the_same_bounds() -> None:
-    async with listening(limits={"max_calls": 50}) as door, connection(door) as channel:
+async def test_health_and_reflection_have_a_bound_of_their_own() -> None:
+    async with listening(limits={"max_calls": 4}) as door, AsyncExitStack() as others:
+        watches: list[Any] = []
+        for _ in range(20):  # 80 watches, of which 64 stay
+            channel = await others.enter_async_context(connection(door))
+            watch_health: Any = channel.unary_stream("/grpc.health.v1.Health/Watch")
+            watches += [watch_health(b"") for _ in range(4)]
+        ended = [asyncio.create_task(how_it_ends(watch)) for watch in watches]
+        await until(lambda: sum(each.done() for each in ended) == 16)  # the oldest made way
+        assert {each.result() for each in ended if each.done()} == {grpc.StatusCode.UNAVAILABLE}
+        [answer] = (await door.stub.Embed(ask("rain"))).embeddings
+        assert answer.dimensions == 96
+        check: Any = door.channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert await check(b"") == b"\x08\x01"
+        assert door.figure("embed.calls.open") == 0
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*ended)
+
+
+async def how_it_ends(watch: Any) -> grpc.StatusCode:
+    """Of a stream, whose messages are read until then."""
+    with suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+        async for _ in watch:
+            pass
+    code: grpc.StatusCode = await watch.code()
+    return code
+
+
+async def test_one_connection_has_four_calls_of_health() -> None:
+    async with listening() as door, connection(door) as channel:
         watch_health: Any = channel.unary_stream("/grpc.health.v1.Health/Watch")
-        watches = [watch_health(b"") for _ in range(60)]
-        await until(lambda: door.figure("embed.calls.refused", limit="share_of_calls") == 20)
-        assert door.figure("embed.calls.open") == 40
-        await door.stub.Embed(ask("rain"))
+        watches = [watch_health(b"") for _ in range(4)]
+        assert [await watch.read() for watch in watches] == [b"\x08\x01"] * 4
+        await refused(watch_health(b"").read(), grpc.StatusCode.RESOURCE_EXHAUSTED)
         check: Any = door.channel.unary_unary("/grpc.health.v1.Health/Check")
         await refused(check(b"\x0a\x80\x80\x08" + b"x" * 131_072), grpc.StatusCode.INVALID_ARGUMENT)
         for watch in watches:
