@@ -186,7 +186,7 @@ SUITES = (
         "--cov-fail-under=100",
     ),
     Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart").commands), (HELM,)),
-    _pytest("integration", *IN_SIX, *BY_FILE, "-m", "not privileged and not redis", needs=(JAVA, ENGINE)),
+    _pytest("integration", *IN_SIX, *BY_FILE, "-m", "not privileged and not redis and not soak", needs=(JAVA, ENGINE)),
     _pytest("cluster", "-m", "short", needs=(NAMESPACES, JAVA, HELM, ENGINE), waits=True),
     _pytest("faults", "-m", "short and not privileged and not redis", *IN_TWO, needs=(JAVA, ENGINE), waits=True),
     _pytest("e2e", "-m", "not privileged and not redis", needs=(JAVA, ENGINE), waits=True),

@@ -91,7 +91,7 @@ class LibraryServices(grpc.GenericRpcHandler):
             found = next((found for each in self._services if (found := each.service(handler_call_details))), None)
             if found is None:
                 return None
-            known = self._known[method] = self._guarded(cast("Handler", found))
+            known = self._known[method] = self._guarded(found)
         return known
 
     def guarded(self, handlers: Mapping[str, Handler]) -> dict[str, Handler]:

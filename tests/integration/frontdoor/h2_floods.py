@@ -1,4 +1,4 @@
-"""Floods of HTTP/2 frames, in a process of their own: `python -m tests.integration.frontdoor.floods KIND ...`."""
+"""Floods of HTTP/2 frames, in a process of their own: `python -m tests.integration.frontdoor.h2_floods KIND ...`."""
 
 from __future__ import annotations
 
