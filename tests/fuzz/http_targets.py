@@ -86,6 +86,10 @@ def _check_read(read: Read, data: bytes) -> None:
         return
     assert 0 < len(request.inputs) <= _DEFAULTS.max_inputs, "More inputs than are taken, or none."
     _write_vectors(request, answer)
+    if not answer.needs_all and len(request.inputs) > 1:
+        request.outcomes, request.failed = [_FAILURE, *request.outcomes[1:]], True
+        assert answer.failure(request) is None, "A text that has no score costs the others theirs."
+        json.loads(answer.write(request))
     request.outcomes, request.remaining = [None] * len(request.inputs), len(request.inputs)
     request.fail(_FAILURE)
     found = answer.failure(request)
