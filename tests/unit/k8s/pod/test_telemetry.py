@@ -49,6 +49,19 @@ def test_one_failed_check_says_which_and_why(started: Telemetry, health: Health)
     assert get(started, "/readyz") == (503, "[+]kafka ok\n[-]models no server\nfailed\n")
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/livez", "/readyz", "/wings"])
+def test_a_head_is_that_of_the_get_without_its_body(started: Telemetry, path: str) -> None:
+    def asked(method: str) -> tuple[int, str | None, bytes]:
+        connection = http.client.HTTPConnection(started.metrics_address, timeout=30)
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response.status, response.getheader("content-type"), response.read()
+
+    status, content_type, body = asked("GET")
+    assert body
+    assert asked("HEAD") == (status, content_type, b"")
+
+
 def test_a_prober_that_hangs_up_leaves_no_traceback(
     started: Telemetry, health: Health, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
