@@ -9,6 +9,7 @@ if __name__ == "__main__":
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -23,7 +24,8 @@ from aggregator.wings.smoke import command as smoke
 from k8s.pod import heap, logs
 from k8s.pod.errors import StartError
 from k8s.pod.help import parser_of
-from k8s.pod.settings import load
+from k8s.pod.setting_names import unread
+from k8s.pod.settings import as_text, load
 
 _LOG = logging.getLogger(__name__)
 _BAD_START = 2
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "Batch requests from Kafka, Redis, gRPC and HTTP by token count, and send the batches to model servers.",
         AggregatorSettings,
         ENV_PREFIX,
-        check="validate settings and connections, print what was found, and exit",
+        check="try every file, port, name, broker and server that the settings name, and exit",
     )
     commands = parser.add_subparsers(title="instead of serving", metavar="COMMAND")
     for name, module in COMMANDS.items():
@@ -57,9 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     try:
         settings = load(AggregatorSettings, ENV_PREFIX, options.config)
+        if options.show_settings:
+            print(as_text(settings), end="")
         if options.check:
             return uvloop.run(_check(settings))
+        if options.show_settings:
+            return 0
         logs.configure("tokenbatch-aggregator", settings.telemetry.log_level)
+        for line in unread(list(os.environ)):
+            _LOG.warning(line)
         return uvloop.run(_serve(settings))
     except StartError as error:
         print(f"tokenbatch aggregator cannot start: {error}", file=sys.stderr)
@@ -67,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _check(settings: AggregatorSettings) -> int:
-    from aggregator.app import check  # noqa: PLC0415 - 60 MB that no other command needs
+    from aggregator.check import check  # noqa: PLC0415 - 60 MB that no other command needs
 
     return await check(settings)
 

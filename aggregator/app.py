@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
@@ -14,13 +14,13 @@ from aggregator.admission.ledger import INTAKE_SHARE, Ledger
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.models import Canary, Model, Models
 from aggregator.admission.quotas import QuotaPolicy, Quotas
-from aggregator.errors import TokenbatchError, unless_cancelled
+from aggregator.errors import unless_cancelled
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.page import LivePages
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.pipeline import Pipeline
 from aggregator.replicas.discovery import Discovery, ReadyAggregators, Target
-from aggregator.replicas.pool import ModelServers, describe
+from aggregator.replicas.pool import ModelServers
 from aggregator.reports.demand import DemandMeter, DemandReport, DemandServer
 from aggregator.reports.gauges import GAUGES, OnLoop, gauge_values
 from aggregator.reports.live import LiveFeed
@@ -31,29 +31,24 @@ from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.work_item import Task
-from aggregator.settings.addresses import changes
 from aggregator.settings.aggregator import AggregatorSettings
 from aggregator.sources.calls.callers import open_authentication
 from aggregator.sources.calls.calls import Served
 from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.grpc.listener import GrpcSource
 from aggregator.sources.http.listener import HttpSource
-from aggregator.sources.kafka.connection import check as check_kafka
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.offsets import InFlightRecord
 from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.sources.kafka.source import KafkaSource
 from aggregator.sources.redis.connection import connect as connect_redis
-from aggregator.sources.redis.connection import prepare_streams
 from aggregator.sources.redis.source import RedisSource
 from aggregator.tokenizers.cache import TokenizerCache
 from aggregator.tokenizers.counting import INLINE_CHARACTERS, Counting
 from aggregator.tokenizers.tokenizer import Tokenizer
 from aggregator.wings.fast_tokenizer.fast_path import fast_path
 from k8s.pod import open_files, telemetry
-from k8s.pod.errors import StartError
 from k8s.pod.monitoring import Heartbeat
-from k8s.pod.settings import as_text
 
 _LOG = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 5.0  # to commit and disconnect; twice of it is kept of the grace period
@@ -304,50 +299,6 @@ def make_models(settings: AggregatorSettings, worker: Executor) -> Models:
         return Counting(tokenizer, worker, inline_characters=INLINE_CHARACTERS)
 
     return Models(models, policy, batching.token_budget, counting, goal)
-
-
-async def check(settings: AggregatorSettings) -> int:
-    """Print the settings (secrets masked) and the state of every connection; 0 if each works, else 1."""
-    print(as_text(settings))
-    timeout_s = settings.lifecycle.connect_timeout_s
-    if shortage := few_files(settings):
-        print(f"warning: {shortage}")
-    problems: list[str] = []
-    kafka, redis = settings.kafka, settings.redis
-    asked = {
-        f"kafka {kafka.bootstrap_servers}": check_kafka(kafka, timeout_s) if kafka.enabled else None,
-        f"redis {redis.servers}": prepare_streams(redis, timeout_s) if redis.enabled else None,
-    }
-    for name, asking in asked.items():
-        if asking is not None:
-            problems += await _warn(name, asking)
-    for model in settings.models:
-        for address in model.servers:
-            if changes(address):
-                continue  # its endpoints change; readiness shows whether it has any
-            try:
-                found = await describe(address, timeout_s)
-            except TokenbatchError as error:
-                problems.append(f"model server {address}: {error}")
-                continue
-            if found.model != model.name:
-                problems.append(f"model server {address} serves {found.model}, not {model.name}")
-            print(f"model server {address}: {found.model} {found.model_revision}, {found.dimensions} dimensions")
-    for problem in problems:
-        print(f"problem: {problem}")
-    print("ok" if not problems else f"{len(problems)} problems")
-    return 1 if problems else 0
-
-
-async def _warn(name: str, asking: Awaitable[Sequence[str]]) -> list[str]:
-    """Print the warnings about a broker; returns the reason why it cannot be used."""
-    try:
-        for warning in await asking:
-            print(f"warning: {warning}")
-    except StartError as error:
-        return [str(error)]
-    print(f"{name}: ok")
-    return []
 
 
 def make_ledger(settings: AggregatorSettings) -> Ledger:

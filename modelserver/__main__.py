@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import uvloop
 
-from k8s.pod import logs, open_files, telemetry
+from k8s.pod import checks, logs, open_files, telemetry
+from k8s.pod.checks import Findings
 from k8s.pod.errors import StartError
 from k8s.pod.help import parser_of
+from k8s.pod.setting_names import unread
 from k8s.pod.settings import as_text, load
 from k8s.pod.telemetry import Telemetry, TelemetrySettings
 from modelserver import model_files, process_env, weights
@@ -51,8 +53,14 @@ def main(arguments: Sequence[str]) -> int:
             settings = settings.model_copy(update={"grpc": grpc})
         logs.configure("modelserver", settings.telemetry.log_level)
         logging.getLogger("vllm").setLevel("ERROR")
+        if options.show_settings:
+            print(as_text(settings), end="")  # noqa: T201 - to the person who asked
         if options.check:
             return _check(settings)
+        if options.show_settings:
+            return 0
+        for line in unread(list(os.environ)):
+            _log.warning(line)
         if settings.engine.kind != "synthetic":
             process_env.ensure_malloc(arguments)
         files = prepare(settings)
@@ -65,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> ArgumentParser:
-    check = "validate settings and the model's files, and exit"
+    check = "try every file, port and name that the settings name, and the model's files, and exit"
     parser = parser_of("modelserver", str(__doc__), ModelServerSettings, ENV_PREFIX, check=check)
     parser.add_argument("--bind", metavar="HOST:PORT", help="of the gRPC port; wins over all settings")
     commands = parser.add_subparsers(dest="command", metavar="command")
@@ -96,6 +104,14 @@ def prepare(settings: ModelServerSettings) -> ModelFiles:
 
 
 def _check(settings: ModelServerSettings) -> int:
+    """Print what was found; 0 if all of it works, else 1. Raises StartError for a model that cannot be served."""
+    logging.disable()  # what is found is printed
+    findings = Findings()
+    if shortage := open_files.shortage(settings.grpc.most_connections):
+        findings.warn(shortage)
+    checks.environment(findings)
+    checks.files(findings, settings, without=() if settings.profile.enabled else ("profile",))
+    checks.ports(findings, {"grpc.bind": settings.grpc.bind}, settings.telemetry.metrics_bind)
     files = prepare(settings)
     if settings.engine.kind == "synthetic":
         check_tokenizer(files)
@@ -106,11 +122,8 @@ def _check(settings: ModelServerSettings) -> int:
     else:
         compare_tokenizer(files, trust_remote_code=bool(settings.engine.vllm_options.get("trust_remote_code")))
     tasks = ", ".join(sorted(tasks_of(settings, files)))
-    print(as_text(settings), end="")  # noqa: T201 - to the person who asked
-    if shortage := open_files.shortage(settings.grpc.most_connections):
-        print(f"warning: {shortage}")  # noqa: T201
-    print(f"# model {settings.served_name}, revision {files.revision}, from {files.path}: {tasks}")  # noqa: T201
-    return 0
+    findings.good(f"model {settings.served_name}, revision {files.revision}, from {files.path}: {tasks}")
+    return findings.ended
 
 
 def _profile(settings: ModelServerSettings, files: ModelFiles, out: Path) -> int:

@@ -44,6 +44,28 @@ class ServiceAddress:
         return ServiceAddress(match["service"], match["namespace"], port)
 
 
+async def check_access(address: ServiceAddress, setting: str) -> None:
+    """Raises StartError where the endpoints cannot be listed: no API server, no right, no such Service."""
+    from k8s.kube.client import connect  # noqa: PLC0415 - Kubernetes' client, which most processes do without
+
+    try:
+        kubernetes = connect()
+    except StartError as error:
+        raise StartError(f"{setting}: {error}") from None
+    try:
+        listed = await kubernetes.get(f"{_path(address)}?labelSelector={slices_of(address.service)}")
+    except KubernetesError as error:
+        raise StartError(f"{setting}: the endpoints of {address.service}.{address.namespace}: {error}") from None
+    finally:
+        await kubernetes.close()
+    if not listed.get("items"):
+        raise StartError(f"{setting}: Service {address.service} of namespace {address.namespace} has no endpoints")
+
+
+def _path(address: ServiceAddress) -> str:
+    return f"/apis/discovery.k8s.io/v1/namespaces/{address.namespace}/endpointslices"
+
+
 async def endpoints(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGenerator[frozenset[str]]:
     """Yield `host:port` of every endpoint that takes new work, whenever that changes; never ends.
 
@@ -97,7 +119,7 @@ async def _followed(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGen
 async def _slices(kubernetes: Kubernetes, address: ServiceAddress) -> AsyncGenerator[dict[str, Object]]:
     """Yield the slices by name, first as listed, then after each change; ends when the server ends the watch."""
     service = address.namespace, address.service
-    path = f"/apis/discovery.k8s.io/v1/namespaces/{address.namespace}/endpointslices"
+    path = _path(address)
     listed = await kubernetes.get(f"{path}?labelSelector={slices_of(address.service)}")
     slices: dict[str, Object] = {each["metadata"]["name"]: each for each in listed.get("items") or ()}
     yield slices

@@ -43,12 +43,12 @@ def split_servers(addresses: str) -> list[tuple[str, int]]:
     return split
 
 
-def check_url(name: str, url: str) -> None:
-    """Raises StartError, which names the variable `name`, for a collector's address that cannot be one."""
+def check_url(name: str, url: str) -> tuple[str, int]:
+    """Host and port of a collector. Raises StartError, which names the variable `name`, for what cannot be one."""
     _, _, rest = url.rpartition("://")
     address = rest.partition("/")[0]
     try:
-        split_server(address if _ENDS_WITH_PORT.search(address) else f"{address}:4317")
+        return split_server(address if _ENDS_WITH_PORT.search(address) else f"{address}:4317")
     except StartError:
         raise StartError(f"{name} is not an address of a collector: give http://host:4317") from None
 

@@ -33,11 +33,14 @@ def parser_of(program: str, does: str, settings_type: type[BaseModel], prefix: s
 
 
 def add_settings(parser: ArgumentParser, settings_type: type[BaseModel], prefix: str, *, check: str) -> None:
-    """Give a process's command, or one of its subcommands, --config and --check, and a help that lists the settings."""
+    """Give a process's command, or a subcommand, its options, and a help that lists the settings."""
     parser.epilog = help_text(settings_type, prefix)
     parser.formatter_class = RawDescriptionHelpFormatter
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings as YAML; the environment wins over it")
     parser.add_argument("--check", action="store_true", help=check)
+    parser.add_argument(
+        "--show-settings", action="store_true", help="print the settings in force as YAML, secrets masked, and exit"
+    )
 
 
 def help_text(settings_type: type[BaseModel], prefix: str) -> str:

@@ -150,6 +150,15 @@ def _version() -> str:
         return "unknown"
 
 
+def collectors() -> dict[str, tuple[str, int]]:
+    """Host and port of each collector that OTLP is exported to, by its variable. Raises StartError."""
+    wanted = {signal: _otlp_wanted(signal) for signal in ("METRICS", "TRACES")}
+    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": any(wanted.values())}
+    variables |= {f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT": wanted[signal] for signal in wanted}
+    given = {name: os.environ.get(name, "") for name, is_wanted in variables.items() if is_wanted}
+    return {name: check_url(name, url) for name, url in given.items() if url}
+
+
 def _otlp_wanted(signal: str) -> bool:
     """Whether OpenTelemetry's standard variables ask for OTLP export of METRICS or TRACES."""
     endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from aggregator.settings.aggregator import TlsSettings
 from k8s.pod.errors import StartError
+from k8s.pod.files import all_readable
 
 _LOG = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ def watch_certificates(settings: TlsSettings, read: Callable[[Path, Path, Path |
         raise StartError("grpc.tls.cert_file and grpc.tls.key_file belong together: one of them is not set")
     cert, key, client_ca = settings.cert_file, settings.key_file, settings.client_ca_file
     paths = [cert, key] if client_ca is None else [cert, key, client_ca]
+    all_readable(settings, "grpc.tls")
     try:
         return WatchedFiles(paths, partial(read, cert, key, client_ca))
     except (OSError, ValueError) as error:

@@ -15,6 +15,7 @@ from typing import Any
 
 from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.types import (
@@ -216,12 +217,14 @@ class _MetadataRequest(Request[_MetadataStruct]):  # type: ignore[misc]
 
     API_KEY = 3
 
-    def __init__(self, topics: Sequence[str]) -> None:
+    def __init__(self, topics: Sequence[str], *, operations: bool = False) -> None:
+        """`operations`: also what this client may do with each topic."""
         self._topics = topics
+        self._operations = operations
 
     def build(self, request_struct_class: type[_MetadataStruct]) -> _MetadataStruct:
         topics: list[tuple[bytes, str, dict[int, bytes]]] = [(_NO_ID, name, {}) for name in self._topics]
-        return request_struct_class(topics, False, False, False, {})
+        return request_struct_class(topics, False, False, self._operations, {})
 
 
 async def topic_ids(admin: Any, names: Sequence[str]) -> dict[str, str]:
@@ -236,6 +239,18 @@ async def topic_ids(admin: Any, names: Sequence[str]) -> dict[str, str]:
         return {}
     found = {name: topic_id for code, name, topic_id, *_ in response.topics if not code and topic_id != _NO_ID}
     return {name: topic_id.hex() for name, topic_id in found.items()}
+
+
+async def topic_operations(admin: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, int]:
+    """What this client may do with each topic (KIP-430), as bits by AclOperation; empty from a broker before Kafka 2.8.
+
+    Raises KafkaError.
+    """
+    try:
+        response = await ask(admin, _MetadataRequest(names, operations=True))
+    except (NotImplementedError, kafka_errors.IncompatibleBrokerVersion):
+        return {}
+    return {topic["name"]: topic["authorized_operations"] for topic in response.to_object()["topics"]}
 
 
 async def raw_batches(
@@ -256,3 +271,12 @@ async def raw_batches(
             aborted = found[-3 if response.API_VERSION >= _NAMES_REPLICA else -2]
             return bytes(found[-1] or b""), aborted or (), log_end
     raise kafka_errors.UnknownTopicOrPartitionError(f"{tp.topic}/{tp.partition}")
+
+
+async def ask(admin: AIOKafkaAdminClient, request: Any, node: int | None = None) -> Any:
+    """The answer of a broker, any one unless it is named, to a request that the admin client does not have."""
+    client: Any = admin._client
+    if node is None:
+        node = client.get_random_node()
+    await client.ready(node)
+    return await client.send(node, request)

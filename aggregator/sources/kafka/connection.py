@@ -21,14 +21,17 @@ from typing_extensions import override
 from aggregator.settings.aggregator import KafkaSettings, SaslSettings
 from aggregator.sources.kafka.aiokafka_internals import topic_ids
 from aggregator.sources.kafka.offsets import Committed, Partition
+from aggregator.sources.kafka.rights import lacking
 from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX
 from k8s.pod.addresses import split_servers
 from k8s.pod.errors import StartError
+from k8s.pod.files import all_readable, paths
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5  # a broker that restarts takes seconds
 _LOOK_EVERY_S, _LOOK_TIMEOUT_S = 5.0, 1.0  # how soon a topic made anew is noticed; how long its member may wait
 _ASK_MS = 5000  # then another broker is asked
+_CONNECT_S = 3.0  # to say why none answers
 _DEAD_LETTER_MARGIN_BYTES = 64 * 1024  # for the headers that a dead letter adds
 _TOKEN_HINT = "; has the token in kafka.sasl.token_file expired? A broker ends such a connection without a word"
 _REFUSED = (
@@ -60,11 +63,14 @@ def client_options(settings: KafkaSettings) -> dict[str, Any]:
     }
     try:
         if settings.security_protocol in {"SSL", "SASL_SSL"}:
+            all_readable(settings.ssl, "kafka.ssl")
             options["ssl_context"] = _ssl_context(settings)
         if settings.security_protocol.startswith("SASL_"):
+            all_readable(settings.sasl, "kafka.sasl")
             options |= _sasl(settings.sasl)
     except OSError as error:  # ssl.SSLError is one
-        raise StartError(f"kafka: a security file cannot be used: {error}") from error
+        files = ", ".join(f"{name} {path}" for name, path in paths(settings.ssl, "kafka.ssl"))
+        raise StartError(f"kafka: {files}: one is no PEM file, or the key is another certificate's: {error}") from error
     return options
 
 
@@ -88,17 +94,23 @@ async def prepare_topics(settings: KafkaSettings, timeout_s: float) -> None:
 
 
 async def check(settings: KafkaSettings, timeout_s: float) -> Sequence[str]:
-    """Check the topics without creating any, and limits that do not fit each other; returns warnings.
+    """Check brokers, rights, the topics without creating any, and limits that do not fit each other; returns warnings.
 
-    Raises StartError.
+    A broker that does not answer is tried once: nothing starts beside a check. Raises StartError.
     """
+    await reach(settings, timeout_s / 2)
     warnings: list[str] = []
+    read, written = [topic.name for topic in settings.topics], _written(settings)
     async with _admin(settings, timeout_s) as admin:
         partitions = await topics_seen(admin)
         if missing := _missing(settings, partitions):
             warnings.append(f"kafka: {_listed(missing)} not there yet, and will be created at start")
-        names = [name for name in _wanted(settings) if name in partitions]
-        limits = {name: int(size) for name, size in (await _configured(admin, names, "max.message.bytes")).items()}
+        there = [name for name in _wanted(settings) if name in partitions]
+        if rights := await lacking(
+            admin, [*filter(there.__contains__, read)], [*filter(there.__contains__, written)], settings.group_id
+        ):
+            raise StartError(f"kafka: this client lacks {', '.join(rights)}: grant it")
+        limits = {name: int(size) for name, size in (await _configured(admin, there, "max.message.bytes")).items()}
         if compacted := await _compacted(admin, settings, partitions):
             warnings.append(f"kafka: {_listed(compacted)} compacted: a later reply replaces an earlier one of its key")
     for topic in settings.topics:
@@ -111,6 +123,12 @@ async def check(settings: KafkaSettings, timeout_s: float) -> Sequence[str]:
         if partitions.get(dead, 0) < partitions.get(topic.name, 0) and dead in partitions:
             warnings.append(f"kafka: {dead} has fewer partitions than {topic.name}")
     return warnings
+
+
+async def reach(settings: KafkaSettings, timeout_s: float) -> None:
+    """Connect to a broker and log in, once. Raises StartError that says why none can be reached."""
+    if (reason := await _unreachable(client_options(settings), timeout_s)) is not None:
+        raise StartError(f"kafka: {reason}")
 
 
 async def committed_offsets(
@@ -153,8 +171,12 @@ async def _client(settings: KafkaSettings) -> AsyncGenerator[AIOKafkaAdminClient
 
 
 def _wanted(settings: KafkaSettings) -> list[str]:
-    names = [topic.name for topic in settings.topics]
-    return [*names, *settings.reply_topics, *settings.delta_topics, *(name + DEAD_LETTER_SUFFIX for name in names)]
+    return [*(topic.name for topic in settings.topics), *_written(settings)]
+
+
+def _written(settings: KafkaSettings) -> list[str]:
+    dead = (topic.name + DEAD_LETTER_SUFFIX for topic in settings.topics)
+    return [*settings.reply_topics, *settings.delta_topics, *dead]
 
 
 def _missing(settings: KafkaSettings, partitions: Collection[str]) -> list[str]:
@@ -210,7 +232,7 @@ async def _admin(settings: KafkaSettings, timeout_s: float) -> AsyncGenerator[AI
                 await admin.start()
                 break
             except kafka_errors.KafkaError as error:
-                reason = await _unreachable(options) or repr(error)
+                reason = await _unreachable(options, _CONNECT_S) or repr(error)
                 if asyncio.get_running_loop().time() + _RETRY_S > deadline_s:
                     raise StartError(f"kafka: {reason}{hint}") from None
                 await asyncio.sleep(_RETRY_S)
@@ -224,23 +246,31 @@ async def _admin(settings: KafkaSettings, timeout_s: float) -> AsyncGenerator[AI
         await admin.close()
 
 
-async def _unreachable(options: Mapping[str, Any]) -> str | None:
-    """Why no broker can be reached; None if one can be. Raises StartError if waiting cannot help."""
-    reasons: list[str] = []
+async def _unreachable(options: Mapping[str, Any], timeout_s: float) -> str | None:
+    """Why no broker can be reached within the time-out; None if one can. Raises StartError if waiting cannot help."""
     security = {name: value for name, value in options.items() if name != "bootstrap_servers"}
-    for host, port, _ in collect_hosts(options["bootstrap_servers"]):
-        try:
-            connection = await create_conn(host, port, request_timeout_ms=3000, **security)
-        except (kafka_errors.SaslAuthenticationFailed, kafka_errors.UnsupportedSaslMechanismError) as error:
-            raise StartError(f"kafka: {host}:{port} refused the credentials: {error}") from error
-        except ssl.SSLError as error:
-            raise StartError(f"kafka: no TLS connection with {host}:{port}: {error}") from error
-        except (kafka_errors.KafkaError, OSError, TimeoutError) as error:
-            reasons.append(f"{host}:{port} ({str(error) or type(error).__name__})")
-        else:
-            connection.close()
-            return None
-    return f"no broker answers at {', '.join(reasons)}; is kafka.bootstrap_servers right, and kafka.security_protocol?"
+    reasons = await asyncio.gather(
+        *(_why_not(host, port, security, timeout_s) for host, port, _ in collect_hosts(options["bootstrap_servers"]))
+    )
+    if None in reasons:
+        return None
+    where = ", ".join(reason for reason in reasons if reason is not None)
+    return f"no broker answers at {where}; is kafka.bootstrap_servers right, and kafka.security_protocol?"
+
+
+async def _why_not(host: str, port: int, security: Mapping[str, Any], timeout_s: float) -> str | None:
+    """Why a broker cannot be reached. Raises StartError if waiting cannot help."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            connection = await create_conn(host, port, request_timeout_ms=int(timeout_s * 1000), **security)
+    except (kafka_errors.SaslAuthenticationFailed, kafka_errors.UnsupportedSaslMechanismError) as error:
+        raise StartError(f"kafka: {host}:{port} refused the credentials: {error}") from error
+    except ssl.SSLError as error:
+        raise StartError(f"kafka: no TLS connection with {host}:{port}: {error}") from error
+    except (kafka_errors.KafkaError, OSError, TimeoutError) as error:
+        return f"{host}:{port} ({str(error) or type(error).__name__})"
+    connection.close()
+    return None
 
 
 async def topics_seen(admin: AIOKafkaAdminClient) -> dict[str, int]:

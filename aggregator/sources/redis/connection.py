@@ -25,6 +25,7 @@ from aggregator.sources.redis.codec import Command
 from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX
 from k8s.pod.addresses import split_servers
 from k8s.pod.errors import StartError
+from k8s.pod.files import all_readable
 
 _LOG = logging.getLogger(__name__)
 _UNHEALTHY_S = 10.0  # shorter trouble, such as a failover, passes by itself
@@ -63,15 +64,13 @@ def connect(settings: RedisSettings) -> Any:
     options: dict[str, Any] = {"socket_timeout": _TIMEOUT_S, "socket_connect_timeout": _TIMEOUT_S, "protocol": 2}
     options["retry"] = Retry(NoBackoff(), 0)  # the caller decides
     tls, password = settings.tls, settings.user.password.get_secret_value()
-    try:
-        if tls.enabled:
-            files = {"ssl_ca_certs": tls.ca_file, "ssl_certfile": tls.cert_file, "ssl_keyfile": tls.key_file}
-            given = {name: file for name, file in files.items() if file is not None and file.read_bytes()}
-            options |= {"ssl": True, **{name: str(file) for name, file in given.items()}}
-        if settings.user.password_file is not None:
-            password = settings.user.password_file.read_text().strip()
-    except OSError as error:
-        raise StartError(f"redis: a security file cannot be used: {error}") from error
+    if tls.enabled:
+        all_readable(tls, "redis.tls")
+        files = {"ssl_ca_certs": tls.ca_file, "ssl_certfile": tls.cert_file, "ssl_keyfile": tls.key_file}
+        options |= {"ssl": True, **{name: str(file) for name, file in files.items() if file is not None}}
+    all_readable(settings.user, "redis.user")
+    if settings.user.password_file is not None:
+        password = settings.user.password_file.read_text().strip()
     user: dict[str, Any] = {"username": settings.user.username or None, "password": password} if password else {}
     addresses = split_servers(settings.servers)
     if settings.cluster:
@@ -89,8 +88,8 @@ async def disconnect(client: Any) -> None:
         await each.aclose()
 
 
-async def prepare_streams(settings: RedisSettings, timeout_s: float) -> Sequence[str]:
-    """Make sure that each stream has the consumer group, and that no key in use is of another type.
+async def prepare_streams(settings: RedisSettings, timeout_s: float, *, create: bool = True) -> Sequence[str]:
+    """Make sure that no key in use is of another type and, unless it is a check, that each stream has the group.
 
     Returns warnings. Raises StartError that says what to do.
     """
@@ -99,7 +98,7 @@ async def prepare_streams(settings: RedisSettings, timeout_s: float) -> Sequence
     try:
         while True:
             try:
-                return await _prepare(client, settings)
+                return await _prepare(client, settings, create=create)
             except TRANSIENT as error:
                 advice = _ADVICE.get(reason_of(error), "it cannot be reached" if loop.time() > deadline_s else "")
                 if advice:
@@ -109,10 +108,11 @@ async def prepare_streams(settings: RedisSettings, timeout_s: float) -> Sequence
         await disconnect(client)
 
 
-async def _prepare(client: Any, settings: RedisSettings) -> list[str]:
+async def _prepare(client: Any, settings: RedisSettings, *, create: bool) -> list[str]:
     for stream in settings.streams:
-        await create_group(client, stream.name, settings.group_id)
-        for key in (settings.replies_of(stream), stream.name + DEAD_LETTER_SUFFIX):
+        if create:
+            await create_group(client, stream.name, settings.group_id)
+        for key in (stream.name, settings.replies_of(stream), stream.name + DEAD_LETTER_SUFFIX):
             await client.xlen(key)
     try:
         kept = not settings.cluster and await client.info("persistence")

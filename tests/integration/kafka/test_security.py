@@ -119,7 +119,7 @@ async def test_records_pass_and_no_secret_is_logged(
         ("PLAIN", {"password": ""}, "password"),
         ("PLAIN", {"ca_file": "stranger.crt"}, "TLS"),
         ("client certificate", {"client": "stranger"}, "kafka"),
-        ("PLAIN", {"ca_file": "nowhere.crt"}, "security file"),
+        ("PLAIN", {"ca_file": "nowhere.crt"}, "kafka.ssl.ca_file: .* cannot be read"),
     ],
 )
 async def test_what_is_wrong_is_said_without_the_secret(
@@ -150,6 +150,24 @@ async def test_what_is_missing_or_not_to_be_seen_is_named(guarded: GuardedCluste
         await check(guarded.as_app(topic, mechanism=mechanism), 30)
     with pytest.raises(StartError, match="not authorised to create topic"):
         await prepare_topics(guarded.as_app(topic, mechanism=mechanism, create_topics=True), 30)
+
+
+async def test_rights_that_are_missing_are_named_before_a_start(guarded: GuardedCluster) -> None:
+    topic = await guarded.create_topic()
+    replies, dead = f"{topic}.replies", f"{topic}-dlt"
+    await prepare_topics(guarded.settings(topic, create_topics=True), 30)
+    for name in (topic, replies, dead):
+        await guarded.grant(TOPIC, name, DESCRIBE)
+    app, group = guarded.as_app(topic), f"group-{guarded.name}"
+    with pytest.raises(StartError) as caught:
+        await check(app, 30)
+    rights = [f"Read on topic {topic}", f"Write on topic {replies}", f"Write on topic {dead}", f"Read on group {group}"]
+    assert str(caught.value) == f"kafka: this client lacks {', '.join(rights)}: grant it"
+    await guarded.grant(TOPIC, topic, READ)
+    await guarded.grant(TOPIC, replies, WRITE)
+    await guarded.grant(TOPIC, dead, WRITE)
+    await guarded.grant(GROUP, group, READ)
+    await check(app, 30)
 
 
 async def test_only_records_for_the_forbidden_topic_are_refused(guarded: GuardedCluster) -> None:

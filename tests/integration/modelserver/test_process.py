@@ -126,10 +126,22 @@ def test_a_batch_whose_deadline_passes_while_it_waits_never_runs() -> None:
 
 
 def test_check_says_what_is_served_and_the_command_line_has_the_last_word() -> None:
-    ended = run("--bind", "127.0.0.1:1", "--check", **synthetic())
+    ended = run("--bind", "127.0.0.1:0", "--check", **synthetic())
     assert ended.returncode == 0, ended.stderr
-    assert "# model all-minilm-l6-v2, revision sha256:" in ended.stdout
-    assert "bind: 127.0.0.1:1\n" in ended.stdout
+    assert ended.stdout.startswith("model all-minilm-l6-v2, revision sha256:")
+    assert ended.stdout.endswith("\nok\n")
+    assert "bind: 127.0.0.1:0\n" in run("--bind", "127.0.0.1:0", "--show-settings", **synthetic()).stdout
+
+
+def test_check_names_a_port_that_is_taken_and_files_that_are_not_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        profile = {"PROFILE__ENABLED": "true", "PROFILE__FILE": "/not/there", "PROFILE__CACHE": "/proc/no"}
+        ended = run("--bind", bind, "--check", **synthetic(**profile))
+    assert ended.returncode == 1, ended.stderr
+    assert f"problem: grpc.bind: {bind} cannot be bound (Address already in use)" in ended.stdout
+    assert "problem: profile.file: /not/there cannot be read (No such file or directory)" in ended.stdout
+    assert "problem: profile.cache: /proc/no cannot be written to" in ended.stdout
 
 
 def with_entries(**entries: object) -> Callable[[Path], None]:

@@ -191,7 +191,7 @@ def test_the_last_part_of_a_name_says_what_was_meant(name: str, told: str, tmp_p
     assert problems(tmp_path, **{name: "1"}) == [f"{name} is not a setting{told}"]
 
 
-def test_variables_that_look_like_settings_and_are_read_by_nobody_are_told() -> None:
+def test_variables_like_settings_that_nobody_reads_are_told() -> None:
     links = ["TOKENBATCH_WEB_SERVICE_HOST", "TOKENBATCH_WEB_PORT_80_TCP", "TOKENBATCH_PORT"]
     read = ["TOKENBATCH_AGGREGATOR_KAFKA__ENABLED", "TOKENBATCH_SCALER_X", "TOKENBATCH_MODELSERVER_X", "PATH"]
     (told,) = unread([*links, *read, "TOKENBATCH_KAFKA__ENABLED"])

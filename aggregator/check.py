@@ -1,0 +1,96 @@
+"""`--check`: try the files, ports, names, brokers and model servers that the settings name, all at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Sequence
+
+from aggregator.app import few_files
+from aggregator.errors import TokenbatchError
+from aggregator.replicas.pool import describe
+from aggregator.settings.addresses import DnsAddress, changes, parse
+from aggregator.settings.aggregator import AggregatorSettings
+from aggregator.sources.calls.callers import open_authentication
+from aggregator.sources.calls.certificates import server_context, watch_certificates
+from aggregator.sources.kafka.connection import check as check_kafka
+from aggregator.sources.redis.connection import prepare_streams
+from k8s.kube.endpoints import check_access
+from k8s.pod import checks
+from k8s.pod.addresses import split_server
+from k8s.pod.checks import PATIENCE_S, Findings
+from k8s.pod.errors import StartError
+
+
+async def check(settings: AggregatorSettings) -> int:
+    """Print what was found; 0 if all of it works, else 1."""
+    logging.disable()  # the libraries' lines, which come before the sentence that says what to do
+    findings = Findings()
+    if shortage := few_files(settings):
+        findings.warn(shortage)
+    checks.environment(findings)
+    groups = {"kafka": settings.kafka.enabled, "redis": settings.redis.enabled}
+    checks.files(findings, settings, without=[name for name, is_used in groups.items() if not is_used])
+    _credentials(findings, settings)
+    binds = {"grpc.bind": settings.grpc.bind, "http.bind": settings.http.bind, "demand.bind": settings.demand.bind}
+    checks.ports(findings, binds, settings.telemetry.metrics_bind)
+    work: list[Awaitable[None]] = []
+    kafka, redis = settings.kafka, settings.redis
+    if kafka.enabled:
+        name = f"kafka {kafka.bootstrap_servers}"
+        work.append(findings.within(_broker(findings, name, check_kafka(kafka, PATIENCE_S)), name))
+    if redis.enabled:
+        name, streams = f"redis {redis.servers}", prepare_streams(redis, PATIENCE_S - 1.0, create=False)
+        work.append(findings.within(_broker(findings, name, streams), name))
+    for place, model in enumerate(settings.models):
+        for number, address in enumerate(model.servers):
+            setting = f"models[{place}].servers[{number}]"
+            if changes(address):
+                serves = _endpoints(address, setting)
+            else:
+                serves = _serves(findings, address, model.name, setting)
+            work.append(findings.within(serves, f"{address} ({setting})"))
+    if changes(settings.tenants.aggregators):
+        counted = _endpoints(settings.tenants.aggregators, "tenants.aggregators")
+        work.append(findings.within(counted, f"{settings.tenants.aggregators} (tenants.aggregators)"))
+    await asyncio.gather(*work)
+    return findings.ended
+
+
+def _credentials(findings: Findings, settings: AggregatorSettings) -> None:
+    """The certificates, tokens and keys of callers, as a start reads them."""
+    for use in (
+        lambda: watch_certificates(settings.grpc.tls, server_context),
+        lambda: open_authentication(settings.grpc.authentication),
+    ):
+        try:
+            use()
+        except StartError as error:
+            findings.problem(str(error))
+
+
+async def _broker(findings: Findings, name: str, asking: Awaitable[Sequence[str]]) -> None:
+    for warning in await asking:
+        findings.warn(warning)
+    findings.good(f"{name}: ok")
+
+
+async def _serves(findings: Findings, address: str, model: str, setting: str) -> None:
+    """Raises StartError for a model server that is not there, or serves another model."""
+    await checks.answers(setting, *split_server(address))
+    try:
+        found = await describe(address, PATIENCE_S)
+    except TokenbatchError as error:
+        raise StartError(f"model server {address} ({setting}): {error}") from None
+    findings.good(f"model server {address}: {found.model} {found.model_revision}, {found.dimensions} dimensions")
+    if found.model != model:
+        raise StartError(f"model server {address} ({setting}) serves {found.model}, not {model}")
+
+
+async def _endpoints(address: str, setting: str) -> None:
+    """Raises StartError for a name without addresses, or a Service whose endpoints may not be listed."""
+    parsed = parse(address)
+    if isinstance(parsed, DnsAddress):
+        await checks.resolves(setting, parsed.name, parsed.port)
+    else:
+        await check_access(parsed, setting)
