@@ -230,7 +230,13 @@ class RedisSource(Source):
     def backlogs(self) -> list[Backlog]:
         return [
             Backlog(
-                REDIS, name, REDIS, each.intake.defaults.model, each.waiting, paused=each.paused or self._retrying > 0
+                REDIS,
+                name,
+                REDIS,
+                each.intake.defaults.model,
+                each.waiting,
+                paused=each.paused or self._retrying > 0,
+                outranked=each.paused and each.outranked,
             )
             for name, each in self._streams.items()
         ]

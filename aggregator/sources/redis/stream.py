@@ -42,8 +42,9 @@ class RequestStream:
     """The entries of one stream that this consumer of the group has claimed, and the next ones.
 
     `room`: tokens that may be claimed; `known`: whether a model is configured; `refuse` writes answers.
-    `asked`: the models of its requests. `waiting`: entries that nobody has claimed. `claimed`: the bytes of each entry
-    and, once it is admitted, of its reply, which are counted in `intake_bytes`. `dimensions`: of a model's vectors.
+    `asked`: the models of its requests. `outranked`: the last of them are less urgent than those that name no class.
+    `waiting`: entries that nobody has claimed. `claimed`: the bytes of each entry and, once it is admitted, of its
+    reply, which are counted in `intake_bytes`. `dimensions`: of a model's vectors.
     """
 
     server: Server
@@ -58,6 +59,7 @@ class RequestStream:
     clock: Callable[[], float]
     asked: set[str] = field(default_factory=set)
     claimed: dict[bytes, int] = field(default_factory=dict)
+    outranked: bool = False
     paused: bool = False
     waiting: int = 0
     _cursor: bytes = b"0-0"
@@ -101,6 +103,8 @@ class RequestStream:
                 await self.refuse(refused)
             requests = [each for each in decoded if isinstance(each, Request)]
             self.asked |= {request.model for request in requests if self.known(request.model)}
+            if requests:
+                self.outranked = max(request.priority for request in requests) > self.intake.defaults.priority
             await self._take_on(requests)
         return ()
 

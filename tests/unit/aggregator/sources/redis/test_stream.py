@@ -122,3 +122,13 @@ async def test_an_entry_whose_reply_never_fits_is_refused_in_words() -> None:
     [answer] = reading.refused
     status = pb.EmbedResponse.FromString(answer.reply or b"").status
     assert "bytes of memory: at most 800000 are taken" in status.message
+
+
+@in_virtual_time
+async def test_a_stream_whose_last_entries_are_less_urgent_than_its_own_is_known() -> None:
+    bulk = pb.EmbedRequest(inputs=[pb.Input(text="a")], priority=pb.PRIORITY_BACKGROUND).SerializeToString()
+    reading = Reading([bulk, of(1)], [], [of(1)])
+    await reading.take()
+    assert reading.stream.outranked
+    await reading.take()
+    assert not reading.stream.outranked
