@@ -18,3 +18,16 @@ SLOW_LANE = ThreadPoolExecutor(1, "slow-lane")
 
 async def in_slow_lane(work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(SLOW_LANE, work)
+
+
+class TakesLong(Exception):
+    """Work that was begun on the event loop turns out to be long."""
+
+
+def leave_loop() -> None:
+    """Raises TakesLong on the event loop's thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise TakesLong

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from typing import Annotated, Any, TypeVar, cast
@@ -21,7 +22,7 @@ from aggregator.observability.calls import CANCELLED, CallTelemetry
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Defaults, Request
 from aggregator.scheduler.work_item import Task
-from aggregator.slow_lane import in_slow_lane
+from aggregator.slow_lane import TakesLong, in_slow_lane
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, GenerationCall, call_of, failure_of
 from aggregator.sources.calls.load import Room
@@ -66,6 +67,8 @@ class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
 TOKENIZE, DETOKENIZE = msgspec.json.Decoder(Tokenize), msgspec.json.Decoder(Detokenize)
 
 Serve = Callable[[HttpExchange], None]
+Asked = tuple[bytes, Identity, float, Room, Callable[[bytes, Identity], tuple[AnyMessage, Call]]]
+"""A body, its caller, deadline and room, and its decoder."""
 ReadGeneration = Callable[[bytes, Defaults, str], tuple[GenerateRequest, CompletionRequest | ChatRequest]]
 
 
@@ -191,19 +194,18 @@ class OpenAIService(Service):
             exchange.serve = cast("Callable[[Exchange], None]", serve)
 
     def _serve(self, read: Read, exchange: HttpExchange) -> None:
-        room = exchange.held_room
-        decoded = partial(self._decoded, read, exchange, room)
-        if takes_long(exchange.body):
-            exchange.start(self._serve_large(exchange, room, decoded))
-        else:
-            data = exchange.take_body()
-            self._submit(exchange, self.calls.take(data, exchange.identity, exchange.deadline_s, room, decoded))
+        room, data = exchange.held_room, exchange.take_body()
+        asked = data, exchange.identity, exchange.deadline_s, room, partial(self._decoded, read, exchange, room)
+        if not takes_long(data):
+            try:
+                self._submit(exchange, self.calls.take(*asked))
+            except TakesLong:
+                pass
+            else:
+                return
+        exchange.start(self._serve_slowly(exchange, asked))
 
-    async def _serve_large(
-        self, exchange: HttpExchange, room: Room, decoded: Callable[[bytes, Identity], tuple[AnyMessage, Call]]
-    ) -> None:
-        data = exchange.take_body()
-        asked = data, exchange.identity, exchange.deadline_s, room, decoded
+    async def _serve_slowly(self, exchange: HttpExchange, asked: Asked) -> None:
         self._submit(exchange, await self.calls.take_in_slow_lane(*asked))
 
     def _decoded(
@@ -257,7 +259,10 @@ class OpenAIService(Service):
 
         data = exchange.take_body()
         asked = data, exchange.identity, exchange.deadline_s, room, decoded
-        request = await calls.take_in_slow_lane(*asked) if takes_long(data) else calls.take(*asked)
+        try:
+            request = await calls.take_in_slow_lane(*asked) if takes_long(data) else calls.take(*asked)
+        except TakesLong:
+            request = await calls.take_in_slow_lane(*asked)
         calls.submit(request)
         try:
             await self._write_texts(exchange, request)
@@ -346,7 +351,10 @@ class OpenAIService(Service):
         """The body of a call that no engine answers. Raises FieldError."""
         data = exchange.take_body()
         decode = partial(decode_body, decoder, data)
-        return await in_slow_lane(decode) if takes_long(data) else decode()
+        if not takes_long(data):
+            with suppress(TakesLong):
+                return decode()
+        return await in_slow_lane(decode)
 
     def _served(self, name: str) -> ModelRevision:
         """The revision that most servers have. Raises UnknownModel or ModelUnavailable."""

@@ -1,4 +1,4 @@
-"""Callers over HTTP who send all they can, in their own process: `python -m tests.integration.frontdoor.floods`."""
+"""Callers over HTTP who send all they can, in their own process: `python -m tests.integration.frontdoor.http_floods`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import socket
 import struct
 import sys
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import uvloop
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -47,7 +48,7 @@ RESET = "connections that are reset"
 async def flooded(address: str, kind: str, *, connections: int) -> AsyncGenerator[asyncio.subprocess.Process]:
     """While so many connections send one kind without a pause, and read what is answered."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.integration.frontdoor.floods", address, kind, str(connections)),
+        *(sys.executable, "-m", "tests.integration.frontdoor.http_floods", address, kind, str(connections)),
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
@@ -103,5 +104,25 @@ async def _main(address: str, kind: str, connections: str) -> None:
     await asyncio.gather(*(send(address, sent) for _ in range(int(connections))))
 
 
+class _Answering(asyncio.Protocol):
+    """Answers each piece that comes, whatever it is."""
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        cast("asyncio.Transport", self._transport).write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+
+async def _serve() -> None:
+    server = await asyncio.get_running_loop().create_server(_Answering, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    sys.stdout.write(f"{host}:{port}\n")
+    sys.stdout.flush()
+    await server.serve_forever()
+
+
 if __name__ == "__main__":
-    uvloop.run(_main(*sys.argv[1:]))
+    uvloop.run(_serve() if sys.argv[1:] == ["server"] else _main(*sys.argv[1:]))
