@@ -1,4 +1,4 @@
-"""Callers over HTTP who send all they can, in their own process: `python -m tests.integration.frontdoor.http_floods`."""
+"""Callers over HTTP who send all they can, from a process: `python -m tests.integration.frontdoor.http_floods`."""
 
 from __future__ import annotations
 
