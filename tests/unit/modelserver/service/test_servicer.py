@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from modelserver.engines.engine import Activation, Scoring, Task
 from modelserver.model_files import ModelFiles
 from modelserver.profile.measure import Profile, ProfileOwner, known
+from modelserver.scheduler.queued_batch import Answer, Composition, MergeLimits, StepReport
+from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 from modelserver.service.description import Description, describe
-from tests.support.fake_step_engine import facts_of
+from modelserver.service.servicer import Serving, _executed  # pyright: ignore[reportPrivateUsage]
+from protos.modelserver.v1 import modelserver_pb2 as pb
+from tests.support.fake_step_engine import batch_of, facts_of
 
 FILES = ModelFiles(Path("m"), "r1", {}, "f1", True, "q: ", "d: ", False, (), 1000, 2, 20)
 FACTS = facts_of()
@@ -83,3 +89,20 @@ def test_a_model_has_the_sizes_its_files_name_or_all_if_they_name_none(
 def test_a_server_says_whether_a_row_of_zeros_is_a_fault(changes: dict[str, Any], told: bool) -> None:
     facts = dataclasses.replace(FACTS, **changes)
     assert describe("m", facts, FILES, None, "i").message.never_zero is told
+
+
+async def test_the_time_of_an_answer_that_comes_too_late_is_unclaimed() -> None:
+    queue = StepQueue(lambda: 0.0)
+    serving = Serving(queue)
+    queue.open(QueueBounds(MergeLimits(100, 50), 1000))
+    executing = asyncio.create_task(_executed(serving, batch_of([1]), pb.EmbedBatchRequest(), 5.0))
+    await asyncio.sleep(0)
+    taken = queue.take()
+    assert taken is not None
+    executing.cancel()
+    await asyncio.sleep(0)
+    (queued,) = taken.selection.batches
+    report = StepReport(1, 1, 1, Composition.SINGLE, 3.0, 0.0)
+    queued.deliver(Answer(np.ones((1, 2), np.float32), report, 0.0, 3.0))
+    await asyncio.sleep(0)
+    assert (serving.unclaimed.take(), serving.unclaimed.take()) == (3.0, 0.0)
