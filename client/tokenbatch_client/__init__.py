@@ -1,0 +1,33 @@
+"""Calls of tokenbatch: embed, rank, score and generate over gRPC; `tokenbatch_client.kafka` sends through Kafka."""
+
+from tokenbatch_client.aio import AsyncClient
+from tokenbatch_client.client import Client
+from tokenbatch_client.errors import (
+    CredentialError,
+    DeadlineExceeded,
+    InputError,
+    NotServed,
+    Overloaded,
+    ServerError,
+    TokenbatchError,
+    Unavailable,
+)
+from tokenbatch_client.results import Embedding, Embeddings, Ranked, Scored, Text
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "CredentialError",
+    "DeadlineExceeded",
+    "Embedding",
+    "Embeddings",
+    "InputError",
+    "NotServed",
+    "Overloaded",
+    "Ranked",
+    "Scored",
+    "ServerError",
+    "Text",
+    "TokenbatchError",
+    "Unavailable",
+]

@@ -1,0 +1,1 @@
+"""Generated code of the contracts; `.ci/proto` writes it."""
