@@ -17,6 +17,7 @@ from socket import (
     SOL_SOCKET,
     socket,
 )
+from typing import Any
 
 from typing_extensions import override
 
@@ -177,7 +178,8 @@ class _Secured(Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._connections.leave(self._handshake)
         super().connection_made(transport)
-        self.transport.set_read_buffer_limits(SMALL_READ)  # of what is not decrypted yet
+        secured: Any = transport  # that of TLS has one method more
+        secured.set_read_buffer_limits(SMALL_READ)  # of what is not decrypted yet
 
 
 def _rotating(tls: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:

@@ -26,8 +26,6 @@ from k8s.pod.http.server import HttpServer
 _METRIC = re.compile(rf"/apis/{GROUP}/{VERSION}/namespaces/([^/]+)/([^/]+)")
 _OPEN = frozenset({"/healthz", "/livez", "/readyz"})
 _GRACE_S = 2.0  # for calls in flight
-_REASONS: dict[type[Exception], tuple[int, str]] = {}
-"""How Kubernetes names what can go wrong."""
 
 
 class ExternalMetricsApi(Service):
@@ -163,8 +161,9 @@ def labels_of(selector: str) -> dict[str, str]:
     return labels
 
 
-_REASONS |= {
+_REASONS: dict[type[Exception], tuple[int, str]] = {
     UnknownMetric: (404, "NotFound"),
     BadSelector: (400, "BadRequest"),
     StaleInputError: (503, "ServiceUnavailable"),
 }
+"""How Kubernetes names what can go wrong."""
