@@ -17,6 +17,7 @@ from aggregator.request.request import Failure, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka import decode as kafka_decode
+from aggregator.sources.kafka.answered import EXPIRED, Answer, Answered, Span
 from aggregator.sources.kafka.decode import (
     Fetched,
     Refused,
@@ -152,6 +153,43 @@ def test_the_earlier_of_two_deadlines_holds() -> None:
     for expiry, left_s in ((b"2026-01-01T00:00:10Z", 5.0), (b"2026-01-01T00:00:01Z", 1.0)):
         request = request_of(message.SerializeToString(), ("ce_expirytime", expiry))
         assert request.deadline_s == RECEIVED_S + left_s
+
+
+@pytest.mark.parametrize(
+    ("answer", "deadline_s", "revision"),
+    [
+        (Answer("small", "r1"), inf, "r1"),
+        (Answer("other", "r1"), inf, ""),
+        (EXPIRED, RECEIVED_S, ""),
+        (None, inf, ""),
+    ],
+)
+def test_a_record_that_may_have_been_answered_expires_only_if_it_did(
+    answer: Answer | None, deadline_s: float, revision: str
+) -> None:
+    in_flight = in_flight_of(QUESTION.SerializeToString(), [("ce_expirytime", b"2026-01-01T00:00:10Z")])
+    before = () if answer is None else (Span(40, 44, answer),)
+    for highest, replay in ((41, False), (42, True)):
+        in_flight.committed_offset.answered_before = Answered(highest, before)
+        request = read(in_flight)
+        assert isinstance(request, Request)
+        assert request.replay is replay
+        assert request.deadline_s == (deadline_s if replay else RECEIVED_S + 10.0)
+        assert request.replay_revision == (revision if replay else "")
+
+
+def test_a_text_that_may_have_been_answered_waits_for_its_first_token_as_long_as_it_takes() -> None:
+    prompt = GenerateRequest(prompt="a")
+    prompt.first_token_timeout.FromSeconds(5)
+    in_flight = in_flight_of(prompt.SerializeToString(), topic="generate")
+    topic = TopicSettings(name="generate", task="generate")
+    intake = intakes(KafkaSettings(topics=(topic,)), KAFKA, "small")["generate"]
+    for highest, by_s in ((41, RECEIVED_S + 5.0), (42, inf)):
+        in_flight.committed_offset.answered_before = Answered(highest)
+        request = decode_record(in_flight, intake, received_s=RECEIVED_S, wall_s=WALL_S)
+        assert isinstance(request, Request)
+        assert request.generation is not None
+        assert request.generation.first_token_by_s == by_s
 
 
 @pytest.mark.parametrize(
