@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from aggregator.errors import InvalidRequest
 from aggregator.request.request import Chunks, Defaults, Failure, Input, Options, Outcome, Request
 from aggregator.sources.wire.fields import BYTES, MAX_INT32, ONE_BYTE, count_token_ids, fields
-from aggregator.sources.wire.message import OTHER_MARKS, check_marks, decode_checked, json_object, new_request
+from aggregator.sources.wire.message import OTHER_MARKS, check_marks, choices, decode_checked, json_object, new_request
 from protos.embedding.v1 import embedding_pb2 as pb
 
 SMALL_BYTES = 32 * 1024
@@ -141,13 +141,8 @@ def _without_inputs(document: Mapping[str, object]) -> pb.EmbedRequest:
         if name not in _FIELD_NAMES:
             raise InvalidRequest(f"{_NOT_JSON}: a request has no field like number {number}")
         if name != "inputs" and not _fits({name: value}, message):
-            raise InvalidRequest(f"{_NOT_JSON}: the value of {name} is invalid{_choices(name)}")
+            raise InvalidRequest(f"{_NOT_JSON}: the value of {name} is invalid{choices(_FIELD_NAMES[name])}", name)
     return message
-
-
-def _choices(name: str) -> str:
-    enum = _FIELD_NAMES[name].enum_type
-    return f": use one of {', '.join(enum.values_by_name)}" if enum is not None else ""
 
 
 def _input(item: object, place: str) -> pb.Input:

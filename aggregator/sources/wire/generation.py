@@ -7,15 +7,13 @@ import struct
 from collections.abc import Callable
 from math import inf
 
-from google.protobuf.json_format import ParseDict
-
 from aggregator.errors import InvalidRequest
 from aggregator.request.generation import Generation
 from aggregator.request.request import Defaults, Options, Request
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS, SMALL_BYTES
 from aggregator.sources.wire.encode import fill_status
 from aggregator.sources.wire.fields import BYTES, MAX_INT32, count_token_ids, fields
-from aggregator.sources.wire.message import decode_checked, json_object, new_request
+from aggregator.sources.wire.message import decode_checked, fill_json, json_object, new_request
 from protos.generation.v1 import generation_pb2 as pb
 
 _MAX_MESSAGES = 1024  # a chat's turns
@@ -82,13 +80,8 @@ def decode_generate_json(data: bytes) -> pb.GenerateRequest:
     given = document.get("sampling")
     unknown = _OTHER_APIS & {*document, *(given if isinstance(given, dict) else ())}
     if unknown:
-        raise InvalidRequest(f"{', '.join(sorted(unknown))}: not supported here")
-    try:
-        return ParseDict(document, pb.GenerateRequest())
-    except Exception:  # noqa: BLE001 - its message quotes the value, which may be the prompt
-        raise InvalidRequest(
-            "the value is not a GenerateRequest in JSON: a field's name or value does not fit"
-        ) from None
+        raise InvalidRequest(f"{', '.join(sorted(unknown))}: not supported here; leave it out", min(unknown))
+    return fill_json(pb.GenerateRequest(), document)
 
 
 def parse(

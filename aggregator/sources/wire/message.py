@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as ProtobufMessage
+from google.protobuf.message_factory import GetMessageClass
 
 from aggregator.errors import InvalidRequest, Undecodable
 from aggregator.request.generation import Generation
@@ -63,6 +67,43 @@ def json_object(value: bytes) -> dict[str, object]:
     if not isinstance(document, dict):
         raise Undecodable("the value is not a JSON object")
     return document
+
+
+def fill_json(message: M, document: Mapping[str, object]) -> M:
+    """The message of a JSON object, by protobuf's rules.
+
+    Raises InvalidRequest, which names the field at fault. Protobuf's own errors may quote a query's text.
+    """
+    try:
+        return ParseDict(document, message)
+    except Exception:  # noqa: BLE001 - anything: SystemError for a name with half a surrogate pair in it
+        found = _fault_in(document, type(message))
+    what, field = found or ("two of its fields exclude each other", "")
+    raise InvalidRequest(f"the value is not a {message.DESCRIPTOR.name} in JSON: {what}", field)
+
+
+def _fault_in(document: Mapping[str, object], kind: type[ProtobufMessage], place: str = "") -> tuple[str, str] | None:
+    """The first field of an object that does not fit, in words, and its path."""
+    fields = {name: field for field in kind.DESCRIPTOR.fields for name in (field.name, field.json_name)}
+    for number, (name, value) in enumerate(document.items(), 1):
+        field = fields.get(name)
+        if field is None:
+            return f"{place.removesuffix('.') or 'it'} has no field like number {number}", ""
+        try:
+            ParseDict({name: value}, kind())
+        except Exception:  # noqa: BLE001 - as above
+            path = f"{place}{name}"
+            if field.message_type is not None and isinstance(value, dict):
+                deeper = _fault_in(value, GetMessageClass(field.message_type), f"{path}.")
+                if deeper is not None:
+                    return deeper
+            return f"the value of {path} is invalid{choices(field)}", path
+    return None
+
+
+def choices(field: FieldDescriptor) -> str:
+    """The names that a field takes, if it takes names."""
+    return f": use one of {', '.join(field.enum_type.values_by_name)}" if field.enum_type is not None else ""
 
 
 def check_marks(value: bytes, max_inputs: int) -> None:

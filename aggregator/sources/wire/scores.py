@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from itertools import islice
 from math import inf
 
-from google.protobuf.json_format import ParseDict
-
 from aggregator.errors import Code, InvalidRequest
 from aggregator.request.request import Defaults, Failure, Outcome, Request, Scoring
 from aggregator.request.vector import Vector
 from aggregator.sources.wire.decode import SMALL_BYTES, options_of
 from aggregator.sources.wire.encode import fill_status, fill_summary
 from aggregator.sources.wire.fields import fields
-from aggregator.sources.wire.message import TextPairs, check_marks, decode_checked, json_object, new_request
+from aggregator.sources.wire.message import TextPairs, check_marks, decode_checked, fill_json, json_object, new_request
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.ranking.v1 import ranking_pb2 as pb
 
@@ -46,17 +44,7 @@ def decode_score(data: bytes) -> pb.ScoreRequest:
 def decode_rank_json(data: bytes) -> pb.RankRequest:
     """A RankRequest in JSON. Raises InvalidRequest or Undecodable, which quote no value."""
     check_marks(data, MAX_INPUTS)
-    document = json_object(data)
-    message = pb.RankRequest()
-    names = {name for field in message.DESCRIPTOR.fields for name in (field.name, field.json_name)}
-    for number, (name, value) in enumerate(document.items(), 1):
-        if name not in names:
-            raise InvalidRequest(f"the value is not a RankRequest in JSON: it has no field like number {number}")
-        try:
-            ParseDict({name: value}, message)
-        except Exception:  # noqa: BLE001 - its message quotes the value
-            raise InvalidRequest(f"the value is not a RankRequest in JSON: the value of {name} is invalid") from None
-    return message
+    return fill_json(pb.RankRequest(), json_object(data))
 
 
 def parse(

@@ -146,3 +146,23 @@ def test_a_text_that_failed_is_told_with_what_there_is_of_it() -> None:
     answer = generation.whole(request, "", 13.0)
     assert (answer.text, answer.status.code, answer.finish_reason) == ("A", 4, pb.FINISH_REASON_UNSPECIFIED)
     assert answer.status.message == "late"
+
+
+@pytest.mark.parametrize(
+    ("document", "words", "field"),
+    [
+        ('{"prompt": 5}', "the value of prompt is invalid", "prompt"),
+        ('{"prompt": "a", "priority": "HIGH"}', "the value of priority is invalid: use one of PRIORITY_", "priority"),
+        ('{"sampling": {"temperature": "secret"}}', "the value of sampling.temperature is", "sampling.temperature"),
+        ('{"prompt": "a", "sampling": {"secret": 1}}', "sampling has no field like number 1", ""),
+        ('{"prompt": "a", "secret": 1}', "it has no field like number 2", ""),
+        ('{"messages": {"messages": [{"content": 5}]}}', "the value of messages.messages is", "messages.messages"),
+        ('{"prompt": "secret", "messages": {}}', "two of its fields exclude each other", ""),
+        ('{"prompt": "a", "tools": []}', "tools: not supported here; leave it out", "tools"),
+    ],
+)  # fmt: skip
+def test_a_field_in_json_is_refused_by_its_name_without_its_value(document: str, words: str, field: str) -> None:
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        generation.decode_generate_json(document.encode())
+    assert refused.value.field == field
+    assert "secret" not in str(refused.value)
