@@ -135,3 +135,13 @@ def test_a_load_with_a_burst_comes_out_alike_with_few_calm_stretches(kind: Kind)
     assert part.p50_s == pytest.approx(whole.p50_s, rel=0.1)
     assert part.p99_s == pytest.approx(whole.p99_s, rel=0.1)
     assert part.pod_s == pytest.approx(whole.pod_s, rel=0.05)
+
+
+def test_questions_hardly_wait_for_a_backlog_of_their_own_or_anothers() -> None:
+    """Beside a backlog at the same aggregator and at another one p99 is at most three times that alone."""
+    same, other = (cases.case(name, curve="minilm-cpu") for name in ("beside-backlog", "beside-anothers-backlog"))
+    alone_s = simulate(replace(same, backlog=0), Policy(Kind.OURS), 1).p99_s
+    for scenario in (same, other):
+        outcome = simulate(scenario, Policy(Kind.OURS), 1)
+        assert outcome.p99_s < 3.0 * alone_s
+        assert outcome.backlog_per_s > 70.0  # 102 where the server ran batches in their order of arrival
