@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from opentelemetry.trace import Span
+from opentelemetry.trace import INVALID_SPAN, Span
 
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing, mark_failed
@@ -34,18 +34,23 @@ class CallTelemetry:
         """A request whose head is there; `route`: the pattern of its path, empty if there is none."""
         scheme = "https" if secure else "http"
         known = method if method in _METHODS else _OTHER
+        labels = known, scheme, route
+        if not self.tracing.enabled:
+            return HttpCall(INVALID_SPAN, self, labels)
         attributes = {"http.request.method": known, "url.path": path[:_MOST_CHARACTERS], "url.scheme": scheme}
-        if known is not method:
+        if known is _OTHER:
             attributes["http.request.method_original"] = method[:_MOST_CHARACTERS]
         if route:
             attributes["http.route"] = route
         name = "HTTP" if known is _OTHER else known
         span = self.tracing.serve(f"{name} {route}" if route else name, attributes, traceparent)
-        return HttpCall(span, self, (known, scheme, route))
+        return HttpCall(span, self, labels)
 
     def rpc(self, method: str, traceparent: str) -> RpcCall:
         """A call of a `method`, package.Service/Method."""
-        return RpcCall(self.tracing.serve(method, rpc_attributes(method), traceparent), self, method)
+        tracing = self.tracing
+        span = tracing.serve(method, rpc_attributes(method), traceparent) if tracing.enabled else INVALID_SPAN
+        return RpcCall(span, self, method)
 
 
 class HttpCall:
