@@ -25,7 +25,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for each language, and a `protoc`, which is the one of grpcio-tools."""
     folder = tmp_path_factory.mktemp("workshop")
-    for language in ("python", "go", "java", "openai", "node", "curl"):
+    for language in ("python", "go", "java", "openai", "node", "spring", "curl"):
         PAGE.write(language, folder / language)
     protoc = folder / "protoc"
     protoc.write_text(f'#!/bin/sh\nexec {sys.executable} -m grpc_tools.protoc "$@"\n')
@@ -69,7 +69,7 @@ def test_a_program_builds_and_does_what_it_says(number: int, workshop: Path, sta
     elif "curl" in commands:
         answer = json.loads(printed[0])
         assert {len(each["embedding"]) for each in answer["data"]} == {384}
-    elif language in {"openai", "node"}:
+    elif language in {"openai", "node", "spring"}:
         assert printed == BY_GRPC[:1]
     elif re.search(r"rank\.py|\./rank|=Rank", commands):
         assert printed[-1] == "ranked: 2"
@@ -85,6 +85,7 @@ def test_each_language_has_its_programs() -> None:
     assert [language for language, _ in PAGE.commands] == [
         *("openai",) * 4,
         *("node",) * 2,
+        "spring",
         *("curl",) * 2,
         *("python",) * 4,
         *("go",) * 3,
