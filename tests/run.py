@@ -6,8 +6,7 @@ In a strict run a suite (or a single test) that is left out is a failure, unless
 
 Suites that mostly wait run beside the others, one after another; what they print is shown whole between two others.
 
-A test whose processes share the cores with others can miss a time that it keeps alone. Up to three failed tests of such
-a suite run once more after all suites. The table names those that then pass.
+Nothing is repeated: a test that fails beside other work on the machine is mended.
 """
 
 import argparse
@@ -18,13 +17,12 @@ import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tests.suites import REPORTS, SUITES, Suite
+from tests.suites import SUITES, Suite
 
-TRIED_AGAIN = 3  # failed tests of a suite at most: more are no accident
 PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 """Of the suites: hundreds of processes import the same code, which Python is to compile once."""
@@ -104,39 +102,6 @@ def run(suite: Suite, *, strict: bool, output: IO[bytes] | None = None) -> Resul
     return Result(suite.name, FAILED if failed else PASSED, passed, failed, skipped, seconds, cpu_s, why)
 
 
-def tried_again(result: Result, suite: Suite) -> Result:
-    """The result after a suite's few failed tests ran once more, with nothing beside them."""
-    failed = _failed(suite.report)
-    if result.failed != len(failed) or not 0 < len(failed) <= TRIED_AGAIN:
-        return result
-    print(f"\n=== {suite.name}: {len(failed)} once more, alone", flush=True)
-    report = REPORTS / f"{suite.name}-again.xml"
-    command = (sys.executable, "-m", "pytest", *failed, f"--junitxml={report}")
-    subprocess.run(command, check=False)
-    still = _failed(report) if report.exists() else failed
-    passed = [test for test in failed if test not in still]
-    if not passed:
-        return result
-    return replace(
-        result,
-        outcome=FAILED if still else PASSED,
-        passed=result.passed + len(passed),
-        failed=len(still),
-        why=f"only the second time passed {', '.join(passed)}",
-    )
-
-
-def _failed(report: Path) -> list[str]:
-    """The failed tests of a pytest report, as pytest takes them."""
-    if not report.exists():
-        return []
-    return [
-        f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
-        for case in ET.parse(report).getroot().iter("testcase")  # noqa: S314 - our own pytest wrote it
-        if case.find("failure") is not None or case.find("error") is not None
-    ]
-
-
 def _counts(report: Path) -> tuple[int, int, int] | None:
     """Passed, failed and skipped tests of a pytest report; None where there is none."""
     if not report.exists():
@@ -197,8 +162,6 @@ def main(arguments: Sequence[str]) -> int:
     wanted = set(options.suites or names) - excepted
     chosen = [suite for suite in SUITES if suite.name in wanted]
     results = sorted(run_all(chosen, strict=options.strict), key=lambda result: names.index(result.suite))
-    timed = {suite.name: suite for suite in chosen if suite.timed}
-    results = [tried_again(r, timed[r.suite]) if r.outcome == FAILED and r.suite in timed else r for r in results]
     print(f"\n{table(results)}\n")
     totals = [sum(r.passed for r in results), sum(r.failed for r in results), sum(r.skipped for r in results)]
     print(f"{totals[0]} passed, {totals[1]} failed, {totals[2]} skipped")

@@ -27,15 +27,13 @@ class Need:
 class Suite:
     """A named part of the checks: passed when all of its commands, which run at the same time, exit with 0.
 
-    One that `waits` more than it works, such as for pods or for timeouts, runs beside those that do not. A few
-    failed tests of one that is `timed`, because its processes share this machine's cores, are tried once more, alone.
+    One that `waits` more than it works, such as for pods or for timeouts, runs beside those that do not.
     """
 
     name: str
     commands: tuple[tuple[str, ...], ...]
     needs: tuple[Need, ...] = ()
     waits: bool = False
-    timed: bool = False
 
     @property
     def report(self) -> Path:
@@ -135,7 +133,7 @@ def _python(module: str, *arguments: str) -> tuple[str, ...]:
 
 def _pytest(name: str, *arguments: str, needs: tuple[Need, ...] = (), waits: bool = False) -> Suite:
     command = _python("pytest", f"tests/{name}", f"--junitxml={REPORTS}/{name}.xml", *arguments)
-    return Suite(name, (command,), needs, waits, timed=bool({JAVA, ENGINE} & {*needs}))
+    return Suite(name, (command,), needs, waits)
 
 
 def _marked(name: str, expression: str, *needs: Need) -> Suite:
@@ -148,7 +146,7 @@ def _marked(name: str, expression: str, *needs: Need) -> Suite:
         if f".mark.{name}" in file.read_text()
     )
     command = _python("pytest", *files, "-m", expression, f"--junitxml={REPORTS}/{name}.xml")
-    return Suite(name, (command,), (*needs, JAVA, ENGINE), waits=True, timed=True)
+    return Suite(name, (command,), (*needs, JAVA, ENGINE), waits=True)
 
 
 PURE = (
@@ -169,6 +167,7 @@ SUITES = (
             _python("ruff", "check", "."),
             _python("ruff", "format", "--check", "."),
             (f"{sys.prefix}/bin/codespell",),
+            _python("tests.clocks"),
         ),
     ),
     Suite("imports", ((f"{sys.prefix}/bin/lint-imports",),)),

@@ -106,11 +106,11 @@ def _runs(scenario: Scenario, policy: Policy, seeds: Sequence[int]) -> list[Outc
     for seed in seeds:
         began_s, cpu_s = time.perf_counter(), time.process_time()
         outcome = simulate(scenario, policy, seed)
-        wall_s, used_s = time.perf_counter() - began_s, time.process_time() - cpu_s
+        wall_s, used_s = max(1e-9, time.perf_counter() - began_s), max(1e-9, time.process_time() - cpu_s)
         millions = outcome.arrived * 60.0 / 1e6
         ERRORS.print(
             f"{scenario.name}, {policy.label}, seed {seed}: {wall_s:.1f} s, {millions / wall_s:.2f} million queries "
-            f"a minute of wall time, {millions / max(1e-9, used_s):.2f} of one core's",
+            f"a minute of wall time, {millions / used_s:.2f} of one core's",
             markup=False,
             soft_wrap=True,
         )

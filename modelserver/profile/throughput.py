@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from statistics import median
@@ -33,7 +33,9 @@ _BATCHES = 4
 _TIMEOUT_S = 60.0  # a full batch on a slow CPU takes seconds
 
 
-async def with_backlog(profile: Profile, queue: StepQueue, description: Description) -> Profile:
+async def with_backlog(
+    profile: Profile, queue: StepQueue, description: Description, clock: Callable[[], float] = time.perf_counter
+) -> Profile:
     """The profile with its `backlog_tokens`, measured before any client is served from this queue.
 
     If a batch fails, the profile is returned unchanged: batches are then as large as the saturation point.
@@ -47,7 +49,7 @@ async def with_backlog(profile: Profile, queue: StepQueue, description: Descript
             for _ in range(_ROUNDS):
                 for size in sizes:
                     lot = [_request(size, description, rng) for _ in range(_BATCHES)]
-                    times[size].append(await _batch_s(stub, lot))
+                    times[size].append(await _batch_s(stub, lot, clock))
     except grpc.aio.AioRpcError as error:
         _log.warning("the throughput of large batches cannot be measured", extra={"error": error.details()})
         return profile
@@ -56,7 +58,9 @@ async def with_backlog(profile: Profile, queue: StepQueue, description: Descript
     return replace(profile, curve=replace(profile.curve, backlog_tokens=found))
 
 
-async def _batch_s(stub: pb_grpc.ModelServerAsyncStub, requests: Sequence[pb.EmbedBatchRequest]) -> float:
+async def _batch_s(
+    stub: pb_grpc.ModelServerAsyncStub, requests: Sequence[pb.EmbedBatchRequest], clock: Callable[[], float]
+) -> float:
     """Seconds a batch in steady state, with two of them out: without the first, which finds an idle server."""
     places = asyncio.Semaphore(2)
     ended_s: list[float] = []
@@ -64,7 +68,7 @@ async def _batch_s(stub: pb_grpc.ModelServerAsyncStub, requests: Sequence[pb.Emb
     async def send(request: pb.EmbedBatchRequest) -> None:
         async with places:
             await stub.EmbedBatch(request, timeout=_TIMEOUT_S)
-            ended_s.append(time.perf_counter())
+            ended_s.append(clock())
 
     await asyncio.gather(*map(send, requests))
     return max(1e-9, (ended_s[-1] - ended_s[0]) / (len(ended_s) - 1))

@@ -7,11 +7,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from loadtest.stack.instant_modelserver import tokenizer_folder
 from tests.chart.rendering import ROOT
 from tests.cluster.one_node_cluster import HOME, OneNodeCluster
 
 VERSION = "0.1.0"
+PYTHON = {"python_version": "3.13", "python_full_version": "3.13.0"}
+"""Of the base image, as the markers of requirements/ ask for it."""
 AGGREGATOR = f"tokenbatch/aggregator:{VERSION}"
 SYNTHETIC = f"tokenbatch/modelserver:{VERSION}-synthetic"
 CPU = f"tokenbatch/modelserver:{VERSION}-cpu"
@@ -51,7 +55,9 @@ def _build_modelserver(lab: OneNodeCluster, name: str, target: str) -> None:
 def locked(requirements: str) -> set[tuple[str, str]]:
     """Name and version of each Python package that an image takes, by the file in requirements/."""
     text = (ROOT / "requirements" / requirements).read_text(encoding="utf-8")
-    found = set(re.findall(r"^([\w.-]+)==([^\s;]+)", text, re.MULTILINE))
+    lines = (Requirement(line) for line in text.splitlines())
+    taken = (line for line in lines if line.marker is None or line.marker.evaluate(PYTHON))
+    found = {(line.name, str(line.specifier).removeprefix("==")) for line in taken}
     assert found
     return found
 

@@ -19,7 +19,7 @@ from tests.chart.rendering import ROOT, kubectl
 SCRIPTS = Path(__file__).parent / "lab"
 HOME = ROOT / ".run/kube"
 NODE_IP = "10.0.0.1"
-BASE = "localhost/python:3.11"
+BASE = "localhost/python:3.13"
 _CLONE_NEWNET = 0x40000000
 _SAYS = "==> "
 

@@ -12,19 +12,21 @@ from typing_extensions import override
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_THREAD_TIMEOUT_S = 10.0
+START_S = 1000.0
+_THREAD_TIMEOUT_S = 60.0
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Advances the time instead of waiting for it."""
+    """Advances the time instead of waiting for it, unless a thread works: while one does, the time stands."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now_s = 1000.0
+        self.now_s = START_S
+        self.threads = 0
 
     @override
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:  # for no time: so only another thread's work can end the wait
+        if timeout is None or (self.threads and timeout > 0):  # so only another thread's work can end the wait
             events = super().select(_THREAD_TIMEOUT_S)
             assert events, "Everything waits, and for no time: this test would hang."
             return events
@@ -44,6 +46,16 @@ class AutojumpLoop(asyncio.SelectorEventLoop):
     @override
     def time(self) -> float:
         return self._jumping.now_s
+
+    @override
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        self._jumping.threads += 1
+        future = super().run_in_executor(executor, func, *args)
+        future.add_done_callback(self._thread_ended)
+        return future
+
+    def _thread_ended(self, _: object) -> None:
+        self._jumping.threads -= 1
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

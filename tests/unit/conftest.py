@@ -1,12 +1,17 @@
 """What all unit tests share."""
 
+import asyncio
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests.support import no_real_time
+from tests.support.virtual_time import AutojumpLoop
+
+no_real_time.install()
 settings.register_profile("unit", deadline=None)  # how long an example takes depends on what else the machine does
 settings.load_profile("unit")
 
@@ -34,3 +39,21 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
         return (yield)
     finally:
         sys.settrace(trace)
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Async tests run in virtual time."""
+    del config
+    return {"loop": asyncio.SelectorEventLoop if item.get_closest_marker("real_time") else AutojumpLoop}
+
+
+@pytest.fixture(autouse=True)
+def _no_real_time(request: pytest.FixtureRequest) -> Generator[None]:
+    """Clocks tell the virtual time; sleeping and sockets raise."""
+    if request.node.get_closest_marker("real_time"):
+        yield
+        return
+    with no_real_time.forbidden():
+        yield

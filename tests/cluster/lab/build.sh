@@ -3,7 +3,7 @@
 set -euo pipefail
 . "$(dirname "$0")/lab.env"
 mkdir -p "$BIN"
-for package in buildah conntrack containerd containernetworking-plugins debootstrap iproute2 nftables openssl procps runc; do
+for package in buildah conntrack containerd containernetworking-plugins iproute2 mmdebstrap nftables openssl procps runc; do
   dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package")
 done
 if [ -n "${missing-}" ]; then

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -36,16 +37,16 @@ async def connection(door: Listening) -> AsyncGenerator[grpc.aio.Channel]:
         yield channel
 
 
-async def p99_s(door: Listening, while_running: Awaitable[Any]) -> float:
-    """Of calls one after another, until then."""
+async def p99_of_loop_s(door: Listening, while_running: Awaitable[Any]) -> float:
+    """Processor time of the event loop's thread during a call, of calls one after another, until then."""
     running = asyncio.ensure_future(while_running)
     took_s: list[float] = []
     async with connection(door) as channel:
         embed = channel.unary_unary(EMBED, pb.EmbedRequest.SerializeToString, pb.EmbedResponse.FromString)
         while not running.done():
-            started_s = asyncio.get_running_loop().time()
-            await embed(ask("rain"), timeout=30)
-            took_s.append(asyncio.get_running_loop().time() - started_s)
+            started_s = time.thread_time()
+            await embed(ask("rain"), timeout=60)
+            took_s.append(time.thread_time() - started_s)
             await asyncio.sleep(0.01)
     await running
     return float(np.quantile(took_s, 0.99))
@@ -66,8 +67,8 @@ async def grown_mib(while_running: Awaitable[Any]) -> float:
 @pytest.mark.parametrize("kind", ["empty inputs", "short inputs", "token ids", "broken after inputs"])
 async def test_a_message_that_is_refused_costs_its_neighbours_little(kind: str) -> None:
     async with listening() as door:
-        alone_s = await p99_s(door, asyncio.sleep(1))
-        attacked_s = await p99_s(door, attack(door.address, kind, clients=2, seconds=1))
+        alone_s = await p99_of_loop_s(door, asyncio.sleep(1))
+        attacked_s = await p99_of_loop_s(door, attack(door.address, kind, clients=2, seconds=1))
         assert attacked_s < alone_s + 0.5  # parsed first, it was 2 s and more
 
 

@@ -38,7 +38,7 @@ def engine() -> FakeStepEngine:
 
 def settings_of(folder: Path, **changes: object) -> ModelServerSettings:
     profile = ProfileSettings.model_validate({"cache": folder, **changes})
-    return ModelServerSettings(profile=profile.model_copy(update={"budget_s": 0.001}))
+    return ModelServerSettings(profile=profile.model_copy(update={"budget_s": -1.0}))
 
 
 def test_a_measured_profile_is_cached_and_not_measured_again(

@@ -27,6 +27,8 @@ from tests.fuzz.campaign import corpus
 from tests.support.fake_source import GRPC
 from tests.support.http_bodies import AnyRevision
 
+pytestmark = pytest.mark.real_time("processor time is what is promised: of this thread, the least of some tries")
+
 TURN_S = 0.005
 """The longest that anything which a caller sends may hold the event loop; bodies take a third of it at most."""
 DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE, max_inputs=2048)

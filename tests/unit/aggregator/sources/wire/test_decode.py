@@ -40,6 +40,7 @@ def test_a_request_passes_if_it_has_no_more_inputs_than_are_taken(inputs: list[p
             check(data, len(inputs) - 1)
 
 
+@pytest.mark.real_time("processor time is what is promised: 0.2 s of this thread, where the whole takes seconds")
 @pytest.mark.parametrize(
     "data",
     [
@@ -53,10 +54,10 @@ def test_a_request_passes_if_it_has_no_more_inputs_than_are_taken(inputs: list[p
     ids=["empty inputs", "short inputs", "unknown fields", "counts in one input", "texts in one", "ids in one"],
 )
 def test_what_repeats_without_end_is_refused_without_walking_to_its_end(data: bytes) -> None:
-    started_s = time.process_time()
+    started_s = time.thread_time()
     with pytest.raises(InvalidRequest):
         check(data, 1024)
-    assert time.process_time() - started_s < 0.2  # to its end it takes seconds
+    assert time.thread_time() - started_s < 0.2  # to its end it takes seconds
 
 
 @pytest.mark.parametrize("each", [1, 300, 30_000, 2**32 - 1])
@@ -87,10 +88,11 @@ def test_the_head_is_what_a_message_says_besides_its_inputs() -> None:
     assert head(before + b"\x07" + after) == pb.EmbedRequest(request_id="q", model="m")
 
 
+@pytest.mark.real_time("processor time is what is promised: 0.2 s of this thread, where the whole takes seconds")
 def test_a_head_is_not_looked_for_to_the_end() -> None:
-    started_s = time.process_time()
+    started_s = time.thread_time()
     assert head(b"\x0a\x01q" + EMPTY_INPUT * 2_000_000) == pb.EmbedRequest(request_id="q")
-    assert time.process_time() - started_s < 0.2
+    assert time.thread_time() - started_s < 0.2
 
 
 @pytest.mark.parametrize("data", [b"\x0a\x01\xff", b"\xff", b"\x0a"])

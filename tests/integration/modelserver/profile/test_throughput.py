@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,11 @@ async def serving(engine: SyntheticEngine) -> AsyncGenerator[tuple[StepQueue, De
 
 
 async def test_the_size_from_which_larger_batches_gain_nothing_is_found() -> None:
-    async with serving(SyntheticEngine(FACTS, 0.02, 1e-6)) as (queue, description):
-        found = await with_backlog(PROFILE, queue, description)
-    assert found.curve.backlog_tokens == pytest.approx(2048, rel=0.1), "a step costs 20 ms, whatever it holds"
+    """By a clock of the test's own: it is read once a batch, and a batch takes 20 ms, whatever it holds."""
+    batches = count()
+    async with serving(SyntheticEngine(FACTS, 0.0, 0.0)) as (queue, description):
+        found = await with_backlog(PROFILE, queue, description, clock=lambda: 0.02 * next(batches))
+    assert found.curve.backlog_tokens == pytest.approx(2048, rel=0.1)
 
 
 async def test_an_engine_that_fails_leaves_the_profile_as_it_was() -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,10 @@ class Slow:
     def find_spec(self, name, path=None, target=None):
         if name == {first!r}:
             print("importing", flush=True)
-            time.sleep(30)
+            time.sleep(600)
 sys.meta_path.insert(0, Slow())
 """
-"""Imports last 30 s from the first one on that is not the standard library's."""
+"""Imports last ten minutes from the first one on that is not the standard library's."""
 AS_FIRST = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 FIRST = {"aggregator": "uvloop", "modelserver": "uvloop"}
 
@@ -38,10 +37,8 @@ def test_sigterm_during_imports_ends_a_process(tmp_path: Path, module: str, firs
             assert process.stdout is not None
             assert process.stdout.readline() == "importing\n"
             target = int(child_of(process.pid)) if first else process.pid
-            sent_s = time.monotonic()
             os.kill(target, signal.SIGTERM)
-            assert process.wait(10) == 128 + signal.SIGTERM
-            assert time.monotonic() - sent_s < 1.0
+            assert process.wait(60) == 128 + signal.SIGTERM
         finally:
             process.kill()
 
