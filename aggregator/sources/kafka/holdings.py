@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
+from sys import getsizeof
 
 from aggregator.admission.ledger import Intake
 from aggregator.request.request import KAFKA, Request
@@ -14,16 +16,36 @@ from aggregator.sources.wire.encode import answer_bytes, made_bytes
 
 Sized = tuple[Request, int]
 """A request, and the bytes that its admission adds."""
+_ADDED = itemgetter(1)
 
 
-def added_bytes(request: Request, dimensions: int) -> int:
-    """The memory of a record's request besides its record: what is made of its inputs, and its reply as written.
+class Sizes:
+    """The memory of records' requests besides the records: what is made of the inputs, and the replies as written.
 
-    `dimensions`: of the model's vectors.
+    `dimensions`: of a model's vectors, 0 if not known. For requests that come together: of usual ones, which ask for a
+    vector of a text, the common part is computed once.
     """
-    origin = origin_of(request)
-    longer = request.text_bytes - len(origin.in_flight.value or b"")  # than in UTF-8
-    return made_bytes(request) + max(0, longer) + answer_bytes(request, dimensions, as_json=origin.route.json)
+
+    def __init__(self, dimensions: Callable[[str], int]) -> None:
+        self._dimensions = dimensions
+        self._usual: dict[tuple[int, str, bool], int] = {}
+
+    def added_bytes(self, request: Request) -> int:
+        inputs, origin = request.inputs, origin_of(request)
+        text = inputs[0]
+        if len(inputs) > 1 or type(text) is not str or request.generation is not None or request.scoring is not None:
+            longer = request.text_bytes - len(origin.in_flight.value or b"")  # than in UTF-8
+            return max(0, longer) + self._rest(request, as_json=origin.route.json)
+        key = id(request.options), request.model, origin.route.json
+        usual = self._usual.get(key)
+        if usual is None:
+            usual = self._usual[key] = self._rest(request, as_json=origin.route.json)
+        if text.isascii():
+            return usual
+        return usual + max(0, getsizeof(text) - len(origin.in_flight.value or b""))
+
+    def _rest(self, request: Request, *, as_json: bool) -> int:
+        return made_bytes(request) + answer_bytes(request, self._dimensions(request.model), as_json=as_json)
 
 
 class Holdings:
@@ -55,23 +77,29 @@ class Holdings:
         Of each topic they are the first ones; one always goes where the topic has none on its way.
         """
         self._count()
-        topics = {record_of(request).committed_offset.topic for request, _ in sized}
-        room = {topic: self._intake.room(_place(topic)) for topic in topics}
-        if sum(added for _, added in sized) > min(room.values()):
-            sized = list(self._fitting(sized, room))
+        room = min((self._intake.room(_place(topic)) for topic in self._admitted), default=0)
+        if sum(map(_ADDED, sized)) > room:
+            sized = list(self._fitting(sized))
         for request, added in sized:
             record = record_of(request)
-            record.committed_offset.admit(record, added)
+            record.admitted_bytes = added
+            record.held_bytes += added
+            committed_offset = record.committed_offset
+            committed_offset.held_bytes += added
+            committed_offset.admitted_bytes += added
         return [request for request, _ in sized]
 
-    def _fitting(self, sized: Sequence[Sized], room: dict[str, int]) -> Iterable[Sized]:
+    def _fitting(self, sized: Sequence[Sized]) -> Iterator[Sized]:
+        room: dict[str, int] = {}
         for request, added in sized:
             topic = record_of(request).committed_offset.topic
-            if added > room[topic] and self._admitted[topic]:
+            if topic not in room:
+                room[topic] = self._intake.room(_place(topic))
+            if added > room[topic] and self._admitted.get(topic):
                 room[topic] = -1  # those after it do not overtake it
                 continue
             room[topic] -= added
-            self._admitted[topic] += added
+            self._admitted[topic] = self._admitted.get(topic, 0) + added
             yield request, added
 
     def _count(self) -> None:

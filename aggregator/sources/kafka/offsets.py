@@ -31,16 +31,19 @@ class Record(Protocol):
     headers: Sequence[Header]
 
 
-def size_bytes(record: Record) -> int:
-    """The memory of a record that has arrived: its value twice, as the texts in it are made beside it."""
-    size = _RECORD_BYTES
-    if record.value:
-        size += 2 * len(record.value)
-    if record.key:
-        size += len(record.key)
-    if record.headers:
-        size += sum(_HEADER_BYTES + len(name) + len(value or b"") for name, value in record.headers)
-    return size
+def sizes_bytes(records: Sequence[Record]) -> list[int]:
+    """The memory of each record that has arrived: its value twice, as the texts in it are made beside it."""
+    return [
+        _RECORD_BYTES
+        + 2 * len(record.value or b"")
+        + len(record.key or b"")
+        + (_headers_bytes(record.headers) if record.headers else 0)
+        for record in records
+    ]
+
+
+def _headers_bytes(headers: Sequence[Header]) -> int:
+    return sum(_HEADER_BYTES + len(name) + len(value or b"") for name, value in headers)
 
 
 @dataclass(slots=True, eq=False)
@@ -176,13 +179,6 @@ class CommittedOffset:
         self._end = offset + 1
         return in_flight
 
-    def admit(self, in_flight: InFlightRecord, added_bytes: int) -> None:
-        """Count what a record's request and its reply take, from its admission on."""
-        in_flight.admitted_bytes = added_bytes
-        in_flight.held_bytes += added_bytes
-        self.held_bytes += added_bytes
-        self.admitted_bytes += added_bytes
-
     def skip_to(self, offset: int) -> None:
         """Skip offsets that hold no record, once everything before them is completed; no effect after the fence."""
         if not self.fenced:
@@ -195,8 +191,6 @@ class CommittedOffset:
         in_flight.completed = True
         self.held_bytes -= in_flight.held_bytes
         self.admitted_bytes -= in_flight.admitted_bytes
-        in_flight.key = in_flight.value = None  # it may have to wait for the records before it
-        in_flight.headers = ()
         if answer is not None:
             in_flight.answer = answer
             self._answers[answer] += 1
@@ -208,6 +202,9 @@ class CommittedOffset:
                 self._answers[passed] -= 1
                 if not self._answers[passed]:
                     del self._answers[passed]
+        if in_flight_records and in_flight.offset > in_flight_records[0].offset:
+            in_flight.key = in_flight.value = None  # it may wait for long for the records before it
+            in_flight.headers = ()
 
     def fence(self) -> tuple[InFlightRecord, ...]:
         """End with the revocation of the partition; returns the records that are not completed."""
@@ -260,7 +257,7 @@ class Partition:
     def deliver(self) -> list[InFlightRecord]:
         """Hand out what was fetched; offsets up to `read_to` that held no record count as completed after it."""
         deliver = self.committed_offset.deliver
-        in_flight_records = [deliver(*each) for each in zip(self.fetched, self._fetched_bytes, strict=True)]
+        in_flight_records = list(map(deliver, self.fetched, self._fetched_bytes))
         if self.fetched and isinstance(self.fetched[0], RawRecord):
             for in_flight, record in zip(in_flight_records, self.fetched, strict=True):
                 if isinstance(record, RawRecord):
@@ -278,7 +275,7 @@ class Partition:
     def keep(self, records: Sequence[Record], offset: int) -> None:
         """Keep what was fetched up to `offset` until it is handed out; without records, skip to there."""
         if records:
-            sizes = list(map(size_bytes, records))
+            sizes = sizes_bytes(records)
             self.fetched += records
             self._fetched_bytes += sizes
             self.committed_offset.held_bytes += sum(sizes)

@@ -27,7 +27,7 @@ from aggregator.sources.kafka.decode import (
     refused_for_room,
     size_bytes,
 )
-from aggregator.sources.kafka.holdings import Sized, WaitingRequests, added_bytes
+from aggregator.sources.kafka.holdings import Sized, Sizes, WaitingRequests
 from aggregator.sources.kafka.offsets import InFlightRecord
 from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.sources.kafka.replies import DeadLetters, Deltas, Outcomes
@@ -186,8 +186,8 @@ class KafkaSource(Source):
         """
         wall_minus_monotonic_s = self._wall_clock() - self._clock()
         largest = self._consumer.holdings.largest
-        dimensions: dict[str, int] = {}
         least_urgent: dict[str, Priority] = {}
+        sizes = Sizes(self._dimensions)
         sized: list[Sized] = []
         for request in requests:
             record = record_of(request)
@@ -197,11 +197,9 @@ class KafkaSource(Source):
             if request.priority > least_urgent.get(record.topic, Priority.INTERACTIVE):
                 least_urgent[record.topic] = request.priority
             model = request.model
-            if model not in dimensions:
-                dimensions[model] = self._dimensions(model)
             if model not in self._asked[record.topic] and self._known(model):
                 self._asked[record.topic].add(model)
-            added = added_bytes(request, dimensions[model])
+            added = sizes.added_bytes(request)
             if record.held_bytes + added > largest:
                 refused.append(refused_for_room(request, record.held_bytes + added, largest))
             else:

@@ -79,10 +79,19 @@ async def test_records_count_with_key_headers_texts_and_reply_until_their_outcom
         held.send("x" * 10_000, headers=[("h" * 1000, b"v" * 1000)] * 3)
         requests = await held.source.receive()
         assert 20_000 + 6000 + 4000 <= held.held_bytes < 20_000 + 6000 + 4000 + 4000
-        record = record_of(requests[0])
         await held.answer(requests)
         assert held.held_bytes == 0
+
+
+@in_virtual_time
+async def test_a_completed_record_behind_one_that_is_not_keeps_nothing() -> None:
+    async with Held(64 * MIB).started() as held:
+        held.send("x", headers=[("h", b"v")], count=2)
+        first, second = await held.source.receive()
+        await held.answer([second])
+        record = record_of(second)
         assert (record.value, record.key, list(record.headers)) == (None, None, [])
+        assert record_of(first).value
 
 
 @pytest.mark.parametrize("size", [10 * KIB, 900 * KIB])
