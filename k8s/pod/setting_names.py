@@ -130,13 +130,7 @@ class Names:
             target = tuple(other.split("."))
             return [target] if target in self._paths else other
         inside = [each for each in self._paths if each[:-1] == group]
-        for known in (inside, self._paths):
-            if exact := [each for each in known if each[-1] == last]:
-                return sorted(exact, key=len)
-            near = get_close_matches(last, sorted({each[-1] for each in known}), n=1, cutoff=_ALIKE)
-            if near and known is inside:
-                return [each for each in known if each[-1] == near[0]]
-        return sorted((each for each in self._paths if near and each[-1] == near[0]), key=len)
+        return _named(inside, last) or _named(self._paths, last)
 
     def _group(self, path: Path) -> Path:
         """The group that a path, which may be misspelt, leads to; empty for none."""
@@ -148,3 +142,10 @@ class Names:
                 return ()
             group = (*group, near[0])
         return group
+
+
+def _named(paths: Sequence[Path], last: str) -> list[Path]:
+    """The paths that end with a part, or else with the one most like it; short ones first."""
+    ends = {path[-1] for path in paths}
+    near = [last] if last in ends else get_close_matches(last, sorted(ends), n=1, cutoff=_ALIKE)
+    return sorted((path for path in paths if path[-1] in near), key=len)

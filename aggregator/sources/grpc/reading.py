@@ -77,6 +77,8 @@ _SLOW_TICKS = 2
 _PATIENCE_TICKS = 50  # 5 s, in which a line of 7 Mbit/s delivers 4 MiB
 _PATIENCE_S = _PATIENCE_TICKS * _TICK_S
 _MOST_KNOWN = 4096  # connections may be new ones each time: bounds the memory
+_AT_DEADLINE_S = 0.1
+"""A caller cancels its call at the deadline, by its own clock, before or after this side's has passed."""
 NO_MESSAGE = "the call has no message"
 
 
@@ -341,7 +343,7 @@ def _ended_with(context: Context) -> str:
     if code is not None and code is not grpc.StatusCode.OK:
         return code.name
     remaining_s = cast("float | None", context.time_remaining())
-    return (Code.DEADLINE_EXCEEDED if remaining_s is not None and remaining_s <= 0.0 else Code.CANCELLED).name
+    return (Code.CANCELLED if remaining_s is None or remaining_s > _AT_DEADLINE_S else Code.DEADLINE_EXCEEDED).name
 
 
 def refusal(data: bytes, failure: Failure) -> pb.EmbedResponse:

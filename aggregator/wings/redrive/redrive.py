@@ -162,7 +162,10 @@ async def _committed(
     admin: AIOKafkaAdminClient, group: str, tps: list[TopicPartition]
 ) -> Mapping[TopicPartition, OffsetAndMetadata]:
     """The group's committed positions."""
-    return await _with_coordinator(lambda: admin.list_consumer_group_offsets(group, partitions=tps))
+    found: Mapping[TopicPartition, OffsetAndMetadata] = await _with_coordinator(
+        lambda: admin.list_consumer_group_offsets(group, partitions=tps)
+    )
+    return found
 
 
 async def _with_coordinator(ask: Callable[[], Awaitable[Any]]) -> Any:

@@ -155,10 +155,10 @@ async def test_what_is_missing_or_not_to_be_seen_is_named(guarded: GuardedCluste
 async def test_rights_that_are_missing_are_named_before_a_start(guarded: GuardedCluster) -> None:
     topic = await guarded.create_topic()
     replies, dead = f"{topic}.replies", f"{topic}-dlt"
-    await prepare_topics(guarded.settings(topic, create_topics=True), 30)
+    await prepare_topics(guarded.settings(topic, reply_topic=replies, create_topics=True), 30)
     for name in (topic, replies, dead):
         await guarded.grant(TOPIC, name, DESCRIBE)
-    app, group = guarded.as_app(topic), f"group-{guarded.name}"
+    app, group = guarded.as_app(topic, reply_topic=replies), f"group-{guarded.name}"
     with pytest.raises(StartError) as caught:
         await check(app, 30)
     rights = [f"Read on topic {topic}", f"Write on topic {replies}", f"Write on topic {dead}", f"Read on group {group}"]
