@@ -178,7 +178,7 @@ class GenerationReader:
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
             prompt = prompt[0]
         if not prompt:
-            raise FieldError("the prompt is empty", "prompt")
+            raise FieldError("the prompt is empty: send a text", "prompt")
         if isinstance(prompt, str):
             message.prompt = prompt
             return

@@ -83,7 +83,7 @@ def parse(
 
 def _documents(message: pb.RankRequest) -> tuple[Sequence[str], list[Outcome | None], Scoring]:
     if not message.query:
-        raise InvalidRequest("the query is empty", "query")
+        raise InvalidRequest("the query is empty: send a text to rank by", "query")
     documents = list(message.documents)
     _check_count(len(documents), "documents")
     outcomes: list[Outcome | None] = [None if document else _empty("the document is empty") for document in documents]
