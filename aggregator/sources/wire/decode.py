@@ -260,7 +260,7 @@ def _value(item: pb.Input) -> Input:
         return Chunks(token_ids=ids, spans=_spans(item.spans, len(item.token_ids.ids)))
     value = Chunks(tuple(texts)) if texts else item.text or ids
     if not value:
-        raise InvalidRequest("the input is empty: send a text or token ids, or leave it out")
+        raise InvalidRequest("the input is empty: send a text, or leave it out")
     return value
 
 

@@ -36,7 +36,7 @@ async def test_a_folder_of_text_files_is_embedded(quick: ModelServer, tmp_path: 
     await work
     replies = [pb.EmbedResponse.FromString((tmp_path / f"{number}.reply").read_bytes()) for number in range(20)]
     assert [reply.request_id for reply in replies] == [str(number) for number in range(20)]
-    assert replies[0].status.message == "the input is empty: send a text or token ids, or leave it out"
+    assert replies[0].status.message == "the input is empty: send a text, or leave it out"
     vectors = np.array([np.frombuffer(reply.embeddings[0].embedding, np.float32) for reply in replies[1:]])
     assert np.array_equal(vectors[:9], vectors[10:])  # the same ten texts again
     assert len(np.unique(vectors, axis=0)) == 10

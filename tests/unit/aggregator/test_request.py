@@ -103,7 +103,7 @@ def test_texts_and_token_ids_stand_side_by_side_in_their_order() -> None:
 def test_an_input_at_fault_fails_alone() -> None:
     request = parsed("", "b", [7, 2**31])
     assert request.outcomes == [
-        Failure(Code.INVALID_ARGUMENT, "the input is empty: send a text or token ids, or leave it out"),
+        Failure(Code.INVALID_ARGUMENT, "the input is empty: send a text, or leave it out"),
         None,
         Failure(Code.INVALID_ARGUMENT, "a token id does not fit 31 bits"),
     ]
