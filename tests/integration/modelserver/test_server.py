@@ -195,6 +195,39 @@ async def test_what_was_refused_and_a_fallback_are_counted(run: Run) -> None:
     assert "embed_engine_fallbacks_total 1" in text
 
 
+async def test_a_question_that_comes_behind_bulk_is_answered_before_it(run: Run) -> None:
+    engine = opened(FakeStepEngine())
+    async with run(engine) as server:
+        await server.until(SERVING)
+        engine.gate.clear()
+        engine.running.clear()
+        order: list[str] = []
+
+        async def send(name: str, queries: list[list[int]], priority: pb.Priority, queued: int) -> asyncio.Task[None]:
+            """Send a batch that may not be merged, and wait until so many tokens wait."""
+
+            async def answered() -> None:
+                told = await server.embed(*queries, priority=priority, isolate=True)
+                order.append(name)
+                assert pb.PRIORITY_INTERACTIVE in told.recent_priorities
+
+            sent = asyncio.create_task(answered())
+            while f"embed_engine_queued_tokens {queued}.0" not in (
+                text := await asyncio.to_thread(read, server.metrics_address, "/metrics")
+            ):
+                assert "embed_engine_queued_tokens" in text
+                await asyncio.sleep(0.01)
+            return sent
+
+        sent = [asyncio.create_task(server.embed([1], priority=pb.PRIORITY_BACKGROUND))]
+        assert await asyncio.to_thread(engine.running.wait, WAIT_S)
+        sent += [await send("bulk", [[2] * 15], pb.PRIORITY_BACKGROUND, 15)]
+        sent += [await send("question", [[3]], pb.PRIORITY_INTERACTIVE, 16)]
+        engine.gate.set()
+        await asyncio.gather(*sent)
+    assert order == ["question", "bulk"]
+
+
 def read(address: str, path: str) -> str:
     with urlopen(f"http://{address}{path}", timeout=WAIT_S) as answer:
         text: str = answer.read().decode()
