@@ -155,7 +155,7 @@ class _Uuid(AbstractType[bytes]):  # type: ignore[misc]  # aiokafka has no types
 
 
 class _MetadataResponse(Response):  # type: ignore[misc]
-    API_KEY, API_VERSION = 3, 10
+    API_KEY, API_VERSION = 3, 10  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType] - as theirs
     SCHEMA = Schema(
         ("throttle_time_ms", Int32),
         (
@@ -227,14 +227,13 @@ class _MetadataRequest(Request[_MetadataStruct]):  # type: ignore[misc]
         return request_struct_class(topics, False, False, self._operations, {})
 
 
-async def topic_ids(admin: Any, names: Sequence[str]) -> dict[str, str]:
+async def topic_ids(admin: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, str]:
     """The id of each topic in hexadecimal digits; empty where the broker has none or does not show it.
 
     Raises KafkaError.
     """
-    client = admin._client
     try:
-        response = await client.send(client.get_random_node(), _MetadataRequest(names))
+        response = await ask(admin, _MetadataRequest(names))
     except (NotImplementedError, kafka_errors.IncompatibleBrokerVersion):
         return {}
     found = {name: topic_id for code, name, topic_id, *_ in response.topics if not code and topic_id != _NO_ID}
@@ -275,7 +274,7 @@ async def raw_batches(
 
 async def ask(admin: AIOKafkaAdminClient, request: Any, node: int | None = None) -> Any:
     """The answer of a broker, any one unless it is named, to a request that the admin client does not have."""
-    client: Any = admin._client
+    client: Any = admin._client  # pyright: ignore[reportPrivateUsage]
     if node is None:
         node = client.get_random_node()
     await client.ready(node)

@@ -16,7 +16,7 @@ def broken_rows(matrix: npt.NDArray[np.floating[Any]], *, zeros: bool) -> npt.ND
     squares = np.einsum("ij,ij->i", matrix, matrix)
     if np.isfinite(squares).all() and (zeros or bool(squares.all())):
         return None
-    broken: npt.NDArray[np.bool_] = ~np.isfinite(matrix).all(axis=1)
+    broken = np.logical_not(np.isfinite(matrix).all(axis=1))
     if not zeros:
         broken |= ~matrix.any(axis=1)
     return broken if broken.any() else None
