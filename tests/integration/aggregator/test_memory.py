@@ -80,7 +80,7 @@ async def test_memory_stays_within_the_ledger_and_what_a_process_takes(
             synthetic(tmp_path / "engine", SYNTHETIC__DIMENSIONS="4096") as server,
             aggregators(kafka, tmp_path, name) as start,
         ):
-            running = await asyncio.to_thread(start, server, topics=topics, settings=settings, ready=False)
+            running = await asyncio.to_thread(start, server, topics=topics, settings=settings)
             watch.add(running.process.pid)
             async with open_kafka_client(kafka.bootstrap, topics) as desk:
                 await desk.until_committed(running.group, timeout_s=400)
