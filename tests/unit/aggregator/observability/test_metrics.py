@@ -27,7 +27,7 @@ from tests.support.virtual_time import in_virtual_time
 REPORT = StepReport(600, 0.02, 0, 0.001, 0.0)
 BATCH = Batch("b", [], 600, Replica("a:1", None, 640, ReplicaPolicy()), SendReason.FULL, None, 0.0, 1.0, 640)
 SOME: Values = {Instrument("some", "1", "a gauge"): {(): 1.0}}
-BACKLOGS = [Backlog("kafka", "t", 3, "m", 7, 2, paused=True), Backlog("kafka", "t", 4, "m", 0)]
+BACKLOGS = [Backlog("kafka", "t", 3, "m", 7, 2, paused=True, outranked=True), Backlog("kafka", "t", 4, "m", 0)]
 PAGE = Path(__file__).parents[4] / "docs" / "metrics.md"
 
 
@@ -142,6 +142,7 @@ async def test_gauges_tell_of_queues_replicas_and_partitions_only_what_is_known(
         assert shown["embed.consumer.lag"] == {("t", "3"): 7, ("t", "4"): 0}
         assert shown["embed.consumer.uncommitted_span"] == {("t", "3"): 2, ("t", "4"): 0}
         assert shown["embed.consumer.paused"] == {("t", "3"): True, ("t", "4"): False}
+        assert shown["embed.consumer.outranked"] == {("t", "3"): True, ("t", "4"): False}
 
 
 @pytest.fixture
