@@ -21,7 +21,7 @@ from aggregator.sources.http.forms.cohere import read_embed
 from aggregator.sources.http.forms.voyage import read_documents
 from aggregator.sources.http.generation import DONE, ChatRequest, CompletionRequest, GenerationReader, GenerationWriter
 from aggregator.sources.http.scores import read_classify, read_rerank, read_score
-from aggregator.sources.wire.message import Message
+from aggregator.sources.wire.message import AnyMessage
 from aggregator.sources.wire.values import decode_request
 from protos.generation.v1 import generation_pb2 as pb
 from tests.fuzz.target import Target
@@ -48,7 +48,7 @@ def _refused(error: TokenbatchError) -> None:
     assert len(shown["message"]) <= _MOST_CHARACTERS, "A refusal quotes too much."
 
 
-def _parsed(message: Message) -> Request:
+def _parsed(message: AnyMessage) -> Request:
     times = {"received_s": 0.0, "wall_s": 1000.0, "deadline_s": inf}
     return decode_request(message, _DEFAULTS, _ORIGIN, **times, traceparent=None)
 

@@ -101,7 +101,8 @@ def _words(kind: inspect.Type | None) -> str:
         case inspect.UnionType(types=types):
             return " or ".join(_words(each) for each in types if not isinstance(each, inspect.NoneType))
         case inspect.LiteralType(values=values):
-            return f"one of {', '.join(map(str, values))}" if len(values) > 1 else repr(values[0])
+            words = ", ".join(map(str, values))
+            return f"one of {words}" if len(values) > 1 else f"'{words}'"
         case inspect.IntType() | inspect.FloatType():
             return f"{_KINDS['int' if isinstance(kind, inspect.IntType) else 'float']}{_range(kind.ge, kind.le)}"
         case inspect.ListType():

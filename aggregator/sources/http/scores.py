@@ -287,7 +287,8 @@ class Classes(_Scores):
     def write(self, request: Request) -> bytes:
         data: list[dict[str, Any]] = []
         for index, found in enumerate(request.outcomes):
-            label, scores, error = None, list[float](), {}
+            label, error = None, dict[str, Any]()
+            scores: Sequence[float] = ()
             if isinstance(found, Vector):
                 scores, labels = scores_of(found), found.batch.labels
                 best = max(range(len(scores)), key=scores.__getitem__)

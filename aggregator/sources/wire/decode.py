@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from math import inf
+from typing import cast
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
@@ -110,7 +112,11 @@ def decode_embed(data: bytes, max_inputs: int) -> pb.EmbedRequest:
     return decode_checked(pb.EmbedRequest, data, check, max_inputs)
 
 
-_FIELD_NAMES = {name: field for field in pb.EmbedRequest.DESCRIPTOR.fields for name in (field.name, field.json_name)}
+_FIELD_NAMES = {
+    name: cast("FieldDescriptor", field)
+    for field in pb.EmbedRequest.DESCRIPTOR.fields
+    for name in (field.name, field.json_name)
+}
 _TOKEN_ID_NAMES = frozenset({"tokenIds", "token_ids"})
 _NOT_JSON = "the value is not an EmbedRequest in JSON"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import TypeVar, cast
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtobufMessage
@@ -69,7 +69,7 @@ def json_object(value: bytes) -> dict[str, object]:
     return document
 
 
-def fill_json(message: M, document: Mapping[str, object]) -> M:
+def fill_json(message: M, document: dict[str, object]) -> M:
     """The message of a JSON object, by protobuf's rules.
 
     Raises InvalidRequest, which names the field at fault. Protobuf's own errors may quote a query's text.
@@ -82,7 +82,7 @@ def fill_json(message: M, document: Mapping[str, object]) -> M:
     raise InvalidRequest(f"the value is not a {message.DESCRIPTOR.name} in JSON: {what}", field)
 
 
-def _fault_in(document: Mapping[str, object], kind: type[ProtobufMessage], place: str = "") -> tuple[str, str] | None:
+def _fault_in(document: dict[str, object], kind: type[ProtobufMessage], place: str = "") -> tuple[str, str] | None:
     """The first field of an object that does not fit, in words, and its path."""
     fields = {name: field for field in kind.DESCRIPTOR.fields for name in (field.name, field.json_name)}
     for number, (name, value) in enumerate(document.items(), 1):
@@ -94,10 +94,10 @@ def _fault_in(document: Mapping[str, object], kind: type[ProtobufMessage], place
         except Exception:  # noqa: BLE001 - as above
             path = f"{place}{name}"
             if field.message_type is not None and isinstance(value, dict):
-                deeper = _fault_in(value, GetMessageClass(field.message_type), f"{path}.")
+                deeper = _fault_in(value, GetMessageClass(cast("Descriptor", field.message_type)), f"{path}.")
                 if deeper is not None:
                     return deeper
-            return f"the value of {path} is invalid{choices(field)}", path
+            return f"the value of {path} is invalid{choices(cast('FieldDescriptor', field))}", path
     return None
 
 

@@ -161,13 +161,14 @@ async def test_a_priority_that_is_not_known_is_told_the_names() -> None:
 
 
 async def test_documents_without_a_score_are_named_in_the_details() -> None:
+    unknown: dict[str, Any] = {"priority": 9}
     async with listening(slow_engine(RANKS, compute=scores)) as door:
         stub = ranking_pb2_grpc.RankingStub(door.channel)
         error = await refused(stub.Rank(ranking_pb2.RankRequest(query="a", documents=["", ""])), INVALID)
         assert wrong_fields(error) == ["documents[0]"]
         error = await refused(stub.Score(ranking_pb2.ScoreRequest(pairs=[ranking_pb2.Pair(text="")])), INVALID)
         assert wrong_fields(error) == ["pairs[0]"]
-        error = await refused(stub.Rank(ranking_pb2.RankRequest(query="a", documents=["b"], priority=9)), INVALID)
+        error = await refused(stub.Rank(ranking_pb2.RankRequest(query="a", documents=["b"], **unknown)), INVALID)
         assert wrong_fields(error) == ["priority"]
         error = await refused(door.stub.Embed(ask("a")), INVALID)
         assert (error.details(), wrong_fields(error)) == (
