@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -71,8 +71,8 @@ def refused(form: Form, fields: Mapping[str, Any]) -> InvalidRequest:
 
 
 def field_type(form: type[msgspec.Struct], name: str) -> inspect.Type:
-    (found,) = (each.type for each in inspect.type_info(form).fields if each.name == name)  # type: ignore[attr-defined]
-    return found
+    fields = cast("inspect.StructType", inspect.type_info(form)).fields
+    return next(each.type for each in fields if each.name == name)
 
 
 @pytest.mark.parametrize(("form", "name"), FIELDS)
