@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, inf
@@ -13,25 +13,41 @@ from aggregator.scheduler.work_item import Priority
 FACTOR = 4.0  # one holder alone gets four fifths of the limit, and the next one finds a fifth free
 
 
-def excess(held: int, amount: int, free: int, factor: float = FACTOR) -> float:
+def excess(held: int, amount: int, free: float, factor: float = FACTOR) -> float:
     """How much one holder must release until `amount` more fits its share; 0 or less: it fits now.
 
     A share is `factor` times what is free (Choudhury and Hahne, "Dynamic queue length thresholds", 1998): one holder
-    alone can have `factor / (factor + 1)` of the limit, and with any number of holders some of it stays free.
-    Each release lowers the amount held, and raises the amount free.
+    alone can have `factor / (factor + 1)` of the limit, and the next one as much of the rest. In whole numbers a
+    few holders leave nothing. Each release lowers the amount held, and raises the amount free.
     """
     return (held + amount - factor * free) / (1.0 + factor)
+
+
+class Address(str):
+    """A holder that may be many callers behind one proxy. The holder after it has its share of what this one may take.
+
+    Alone it has all but a sixteenth of a limit.
+    """
+
+    __slots__ = ()
+
+
+_ADDRESS_FACTOR = 15.0
+_OF_AN_ADDRESS = 64.0 / 11.0
+"""The factor of a connection beside others of its address: alone it has four fifths of the limit, as any holder."""
 
 
 class SharedBound:
     """One limit, and how much of it each holder has.
 
-    An amount can count for several holders at once, such as a tenant and its connection.
+    An amount can count for several holders at once, such as an address and its connection. The last `reserve` is for
+    those that have nothing yet: as many of them as it is large find room, whatever the others hold.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, reserve: int = 0) -> None:
         self.total = 0
         self._most = most
+        self._reserve = reserve
         self._held: dict[str, int] = {}
 
     @property
@@ -45,12 +61,21 @@ class SharedBound:
         """Whether `amount` more fits the limit; the first one always does."""
         return not self.total or self.total + amount <= self._most
 
-    def fits_share(self, holders: Iterable[str], amount: int) -> bool:
+    def fits_share(self, holders: Sequence[str], amount: int) -> bool:
+        """Whether `amount` more fits the share of each; the last is the one that may use the reserve."""
         if not self.total:
             return True
-        free = self._most - self.total
-        for holder in holders:  # noqa: SIM110 - a generator takes as long as all the rest
-            if excess(self._held.get(holder, 0), amount, free) > 0:
+        free: float = self._most - self.total
+        if self._held.get(holders[-1]):
+            free -= self._reserve
+        factor = FACTOR
+        for holder in holders:
+            held = self._held.get(holder, 0)
+            if isinstance(holder, Address):
+                free, factor = -excess(held, 0, free, _ADDRESS_FACTOR), _OF_AN_ADDRESS
+                if amount > free:
+                    return False
+            elif excess(held, amount, free, factor) > 0:
                 return False
         return True
 

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TypeGuard
 
 import jwt
+from jwt.utils import base64url_decode
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from aggregator.admission.ledger import Holders
 from aggregator.errors import InvalidRequest, Unauthenticated
 from aggregator.request.request import MAX_TENANT_CHARACTERS, Defaults, checked_tenant
+from aggregator.scheduler.bounds import Address
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import AuthenticationSettings, JwtSettings
 from aggregator.sources.calls.certificates import WatchedFiles
@@ -31,6 +33,10 @@ _DIGEST_PREFIX = "sha256:"
 _LEEWAY_S = 30.0  # clocks of identity providers may differ by this
 _ALGORITHMS = ("RS256", "ES256", "EdDSA")
 """Signatures with a public key that identity providers give; none that a shared secret makes."""
+_MOST_CHARACTERS = 8192
+"""Of a token: gateways and servers take no longer header; and verifying one takes 50 ns a character."""
+_MOST_OF_HEADER = 1024
+"""Characters of a JWT's header, which is read before its signature is verified."""
 _MAX_REMEMBERED = 4096  # checked tokens; above it all are checked again
 _MAX_TENANTS = 4096  # callers may invent tenants
 _TENANT, _FAIRNESS_ID, _OBJECTIVE = "x-tenant", "x-gateway-inference-fairness-id", "x-gateway-inference-objective"
@@ -103,7 +109,7 @@ class JwtTokens:
         """Checks signature, claims' types, times, issuer and audience; one without expiry or tenant is not valid."""
         settings = self._settings
         try:
-            key = self._key(jwt.get_unverified_header(token).get("kid"))
+            key = self._key(_kid(token))
             claims: dict[str, object] = jwt.decode(
                 token,
                 key,
@@ -125,6 +131,18 @@ class JwtTokens:
         if kid is None and len(keys) == 1:
             return next(iter(keys.values()))
         return keys[kid]
+
+
+def _kid(token: str) -> str | None:
+    """The key that a token names; nothing behind its header is decoded. Raises ValueError."""
+    header, _, _ = token.partition(".")
+    if len(header) > _MOST_OF_HEADER:
+        raise ValueError("its header is too long")
+    decoded = json.loads(base64url_decode(header))
+    kid = decoded.get("kid") if isinstance(decoded, dict) else None
+    if kid is not None and not isinstance(kid, str):
+        raise ValueError("its kid is no text")
+    return kid
 
 
 class _Claims(BaseModel):
@@ -167,6 +185,8 @@ class Authentication:
             scheme, _, token = header.partition(" ")
             if scheme.lower() != "bearer" or not token:
                 raise Unauthenticated("authorization is no bearer token: expected the word Bearer, then the token")
+            if len(token) > _MOST_CHARACTERS:
+                raise Unauthenticated(f"the bearer token has {len(token)} characters: send at most {_MOST_CHARACTERS}")
             caller = replace(self._find(token.strip()), authorization=header)
             self._remembered[header] = caller
         if caller.expires_s <= self._wall_clock():
@@ -231,7 +251,7 @@ class Identity:
     """The identity of a caller; `caller` is None without authentication.
 
     `holders`: whose shares the call counts against, the last of them for its messages. With authentication the tenant;
-    without it the tenant that the call names, if any, and its connection.
+    without it the tenant that the call names, if any, its address and its connection.
     """
 
     defaults: Defaults
@@ -273,7 +293,9 @@ class Callers:
         if caller is not None:
             holders: Holders = (tenant_holder(tenant),)
         else:
-            holders = (tenant_holder(tenant), peer()) if tenant else (peer(),)
+            connection = peer()
+            address = Address(connection.rpartition(":")[0])
+            holders = (tenant_holder(tenant), address, connection) if tenant else (address, connection)
         return Identity(self._defaults_of(tenant, priority), trace or None, caller, holders)
 
     def check(self, identity: Identity) -> None:

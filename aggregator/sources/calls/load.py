@@ -1,7 +1,7 @@
 """Limit the calls, bytes and streams in flight, and share them fairly. The bytes are the callers' part of the ledger.
 
 Each tenant is held to a share, where a tenant is known. A caller can invent a tenant unless authentication is on, so
-then each connection is held to a share as well.
+then each connection and each address is held to a share as well.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from aggregator.errors import Overloaded
 from aggregator.observability.metrics import Limit, Metrics
 from aggregator.scheduler.bounds import SharedBound
 
+_RESERVE = 16  # a sixteenth of calls and streams is for holders that have none
 _RETRY_AFTER_S = 0.1  # about the time of a call in flight
 _TICK_S = 0.01  # no message is infinitely fast
 
@@ -73,8 +74,8 @@ class Load:
     ) -> None:
         self.limits = limits
         self.ledger = ledger or Ledger(MEMORY_BYTES, intake_share=0.0)
-        self.calls = SharedBound(limits.max_calls)
-        self.streams = SharedBound(limits.max_streams)
+        self.calls = SharedBound(limits.max_calls, limits.max_calls // _RESERVE)
+        self.streams = SharedBound(limits.max_streams, limits.max_streams // _RESERVE)
         self.metrics = metrics
         self._jitter = jitter
         self._clock = clock

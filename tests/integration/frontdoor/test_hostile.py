@@ -219,7 +219,7 @@ async def test_a_tenant_with_many_calls_leaves_room_for_another(by: By) -> None:
         async with connection(door) as channel:
             embed = channel.unary_unary(EMBED, pb.EmbedRequest.SerializeToString, pb.EmbedResponse.FromString)
             others = [asyncio.ensure_future(embed(ask(f"b {number}", tenant="b"))) for number in range(5)]
-            await until(lambda: door.held_tokens >= 45 * 4)
+            await until(lambda: door.held_tokens >= 43 * 4)  # 38 of one, and 5
             engine.gate.set()
             assert len(await asyncio.gather(*others)) == 5
         answers = await asyncio.gather(*flood)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.scheduler.bounds import Admission, AdmissionPolicy, Bound, Full, SharedBound
+from aggregator.scheduler.bounds import Address, Admission, AdmissionPolicy, Bound, Full, SharedBound
 from aggregator.scheduler.work_item import Priority
 
 INTERACTIVE, DEFAULT, BACKGROUND = Priority
@@ -147,6 +147,38 @@ def test_who_holds_nothing_may_take_four_times_what_is_free_and_no_more() -> Non
     bound.take(("a",), 99)
     assert bound.fits_share(("new",), 4)
     assert not bound.fits_share(("new",), 5)
+
+
+def greedy(bound: SharedBound, *holders: str) -> int:
+    """How many ones a holder gets that takes all it can."""
+    taken = 0
+    while bound.has_room(1) and bound.fits_share(holders, 1):
+        bound.take(holders, 1)
+        taken += 1
+    return taken
+
+
+@given(st.integers(16, 4096), st.data())
+def test_the_reserve_has_one_for_each_of_as_many_newcomers(most: int, data: st.DataObject) -> None:
+    reserve = data.draw(st.integers(1, most // 16))
+    bound = SharedBound(most, reserve)
+    takers = data.draw(st.integers(0, 20))
+    for number in range(takers):
+        greedy(bound, f"taker {number}")
+    newcomers = max(0, reserve - takers)
+    assert [greedy(bound, f"newcomer {number}") >= 1 for number in range(newcomers)] == [True] * newcomers
+
+
+def test_without_a_reserve_six_holders_take_all() -> None:
+    bound = SharedBound(4096)
+    assert [greedy(bound, f"holder {number}") for number in range(9)] == [3277, 656, 131, 26, 5, 1, 0, 0, 0]
+
+
+def test_an_address_leaves_a_sixteenth_to_others_and_its_connections_share_the_rest() -> None:
+    bound = SharedBound(1600)
+    address = Address("10.0.0.1")
+    assert [greedy(bound, address, f"connection {number}") for number in range(3)] == [1280, 188, 28]
+    assert greedy(bound, Address("10.0.0.2"), "another") == 84
 
 
 TENANTS = ("a", "b", "c", "d", "e")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from base64 import urlsafe_b64encode
 from pathlib import Path
 
 import pytest
 
 from aggregator.errors import Unauthenticated
 from aggregator.settings.aggregator import JwtSettings
-from aggregator.sources.calls.callers import Authentication, CertificateNames, JwtTokens, StaticTokens, is_name
+from aggregator.sources.calls.callers import Authentication, Caller, CertificateNames, JwtTokens, StaticTokens, is_name
 
 
 def test_a_certificate_names_its_tenant() -> None:
@@ -21,6 +22,36 @@ def test_a_certificate_whose_name_is_no_text_is_refused() -> None:
     authentication = Authentication([], client_certificates=True)
     with pytest.raises(Unauthenticated, match="is not UTF-8"):
         authentication.by_certificate(CertificateNames(common_names=[b"t\xffeam"]))
+
+
+class _CountedTokens(StaticTokens):
+    """A list that says how often it was asked."""
+
+    asked = 0
+
+    def caller(self, token: str) -> Caller | None:
+        self.asked += 1
+        return super().caller(token)
+
+
+def test_a_token_is_measured_before_it_is_verified(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("team secret")
+    tokens = _CountedTokens(tmp_path / "tokens")
+    authentication = Authentication([tokens])
+    with pytest.raises(Unauthenticated, match="has 8193 characters: send at most 8192"):
+        authentication.by_token("Bearer " + "e" * 8193)
+    assert tokens.asked == 0
+    with pytest.raises(Unauthenticated, match="is not known"):
+        authentication.by_token("Bearer " + "e" * 8192)
+    assert tokens.asked == 1
+
+
+@pytest.mark.parametrize("header", [b'{"kid": 5}', b'{"kid": "' + b"a" * 768 + b'"}', b"[]", b"\xff", b""])
+def test_a_header_is_refused_before_the_rest_of_its_token_is_decoded(tmp_path: Path, header: bytes) -> None:
+    key = {"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}
+    (tmp_path / "keys").write_text(json.dumps({"keys": [{**key, "kid": "one"}, {**key, "kid": "two"}]}))
+    tokens = JwtTokens(tmp_path / "keys", JwtSettings())
+    assert tokens.caller(urlsafe_b64encode(header).decode().rstrip("=") + "." + "!" * 4000 + ".!") is None
 
 
 def test_a_credential_s_tenant_has_a_bounded_name(tmp_path: Path) -> None:
