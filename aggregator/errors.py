@@ -60,6 +60,17 @@ class InvalidRequest(RequestError):
     code = Code.INVALID_ARGUMENT
 
 
+class NeverFits(InvalidRequest):
+    """A request that could never be held with its answer: no wait helps."""
+
+    def __init__(self, needed_bytes: int, largest_bytes: int) -> None:
+        super().__init__(
+            f"the request and its answer take {needed_bytes} bytes of memory: at most {largest_bytes} are taken;"
+            " ask for fewer inputs, fewer dimensions or a smaller encoding",
+            "inputs",
+        )
+
+
 class UnknownModel(RequestError):
     """No model of that name or alias is configured."""
 

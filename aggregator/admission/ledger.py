@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from aggregator.errors import InvalidRequest
 from aggregator.scheduler.bounds import FACTOR, SharedBound
 
 Holders = tuple[str, ...]
@@ -37,15 +36,6 @@ class LedgerFull(Exception):
     def __init__(self, reached: Reached) -> None:
         super().__init__(reached)
         self.reached = reached
-
-
-def too_much(needed_bytes: int, largest_bytes: int) -> InvalidRequest:
-    """The refusal of a request that could never be held with its answer."""
-    return InvalidRequest(
-        f"the request and its answer take {needed_bytes} bytes of memory: at most {largest_bytes} are taken;"
-        " ask for fewer inputs, fewer dimensions or a smaller encoding",
-        "inputs",
-    )
 
 
 class Ledger:

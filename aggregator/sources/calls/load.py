@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from aggregator.admission.ledger import MEMORY_BYTES, Holders, Ledger, LedgerFull, Reached, too_much
-from aggregator.errors import Overloaded
+from aggregator.admission.ledger import MEMORY_BYTES, Holders, Ledger, LedgerFull, Reached
+from aggregator.errors import NeverFits, Overloaded
 from aggregator.observability.metrics import Limit, Metrics
 from aggregator.scheduler.bounds import SharedBound
 
@@ -169,7 +169,7 @@ class Room:
                 self._reservation.grow(size_bytes)
             except LedgerFull as full:
                 if full.reached is Reached.NEVER:
-                    raise too_much(self.size_bytes + size_bytes, self._load.ledger.largest) from None
+                    raise NeverFits(self.size_bytes + size_bytes, self._load.ledger.largest) from None
                 if full.reached is Reached.SHARE:
                     raise self._load.refusal(Limit.SHARE_OF_BYTES) from None
                 if not self._load.make_room(self):

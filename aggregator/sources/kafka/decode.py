@@ -14,8 +14,7 @@ from datetime import datetime
 from math import inf
 from typing import Final
 
-from aggregator.admission.ledger import too_much
-from aggregator.errors import InvalidRequest, NotPermitted, RequestError, Undecodable
+from aggregator.errors import InvalidRequest, NeverFits, NotPermitted, RequestError, Undecodable
 from aggregator.request.request import Defaults, Request, Source
 from aggregator.scheduler.work_item import Task
 from aggregator.settings.aggregator import KafkaSettings
@@ -111,7 +110,7 @@ class Refused:
 def refused_for_room(request: Request, needed_bytes: int, largest_bytes: int) -> Refused:
     """The refusal of a request that could never be held with its answer."""
     origin = origin_of(request)
-    error = too_much(needed_bytes, largest_bytes)
+    error = NeverFits(needed_bytes, largest_bytes)
     return Refused(origin.in_flight, error, request.request_id, origin.route, dead_letter=False, task=request.task)
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import cast
 
-from aggregator.admission.ledger import too_much
-from aggregator.errors import Code, InvalidRequest, NotPermitted, RequestError, Undecodable, shown
+from aggregator.errors import Code, InvalidRequest, NeverFits, NotPermitted, RequestError, Undecodable, shown
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Task
 from aggregator.sources.wire import values
@@ -111,7 +110,7 @@ def origin_of(request: Request) -> EntryOrigin:
 
 def refused_for_room(request: Request, needed_bytes: int, largest_bytes: int) -> EntryAnswer:
     """The answer to a request that could never be held with its reply."""
-    origin, error = origin_of(request), too_much(needed_bytes, largest_bytes)
+    origin, error = origin_of(request), NeverFits(needed_bytes, largest_bytes)
     answer = EntryAnswer(origin, refused=error.code)
     failure, identity = Failure.of(error), origin.reply_id(request.request_id)
     answer.reply = values.encode_failure(
