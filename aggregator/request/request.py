@@ -124,6 +124,10 @@ class Scoring:
     max_tokens_per_doc: int = 0
 
 
+MAX_INPUTS = 2048
+"""Inputs of one request, or texts that one is to score, by every way in: OpenAI's API allows as many."""
+
+
 @dataclass(frozen=True, slots=True)
 class Defaults:
     """Defaults of a topic or listener for fields that a request leaves empty, and its limits."""
@@ -132,7 +136,7 @@ class Defaults:
     model: str
     priority: Priority
     tenant: str = ""
-    max_inputs: int = 1024
+    max_inputs: int = MAX_INPUTS
     trusts_tenant: bool = True
 
 

@@ -16,6 +16,7 @@ from math import inf
 from aggregator.admission.ledger import MEMORY_BYTES, Holders, Ledger, LedgerFull, Reached
 from aggregator.errors import NeverFits, Overloaded
 from aggregator.observability.metrics import Limit, Metrics
+from aggregator.request.request import MAX_INPUTS
 from aggregator.scheduler.bounds import SharedBound
 
 _RESERVE = 16  # a sixteenth of calls and streams is for holders that have none
@@ -39,7 +40,7 @@ class Limits:
     max_connections: int = 4096
     max_streams: int = 48
     stream_window: int = 256
-    max_inputs: int = 1024
+    max_inputs: int = MAX_INPUTS
     max_calls_per_connection: int = 128
     max_message_bytes: int = 4 * 1024 * 1024
     max_metadata_bytes: int = 16 * 1024

@@ -17,8 +17,6 @@ from k8s.pod.http.connections import Connections
 from k8s.pod.http.server import HttpServer
 
 _LOG = logging.getLogger(__name__)
-_MAX_INPUTS = 2048
-"""The most inputs of one request, as at OpenAI."""
 
 
 class HttpSource(CallSource):
@@ -26,7 +24,7 @@ class HttpSource(CallSource):
 
     def __init__(self, settings: HttpSettings, tls: TlsSettings, served: Served) -> None:
         """Raises StartError for certificates that cannot be read."""
-        super().__init__(HTTP, served, _MAX_INPUTS)
+        super().__init__(HTTP, served, served.load.limits.max_inputs)
         calls = HttpCalls(self._batcher, served.give_up, self._callers, served.load, timeout_s=settings.timeout_s)
         service = OpenAIService(calls, served.models, served.tracing, trusts_token_ids=settings.trusts_token_ids)
         closed, most = served.load.metrics.http_closed, served.load.limits.max_connections

@@ -11,7 +11,7 @@ import msgspec
 from typing_extensions import override
 
 from aggregator.errors import Code
-from aggregator.request.request import Defaults, Failure, Request
+from aggregator.request.request import MAX_INPUTS, Defaults, Failure, Request
 from aggregator.request.vector import Vector
 from aggregator.sources.http.answer import (
     Answer,
@@ -26,7 +26,7 @@ from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.wire.fields import MAX_INT32
 from aggregator.sources.wire.message import TextPairs
-from aggregator.sources.wire.scores import MAX_INPUTS, ranked, scores_of
+from aggregator.sources.wire.scores import ranked, scores_of
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.ranking.v1 import ranking_pb2 as pb
 

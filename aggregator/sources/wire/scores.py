@@ -7,7 +7,7 @@ from itertools import islice
 from math import inf
 
 from aggregator.errors import Code, InvalidRequest
-from aggregator.request.request import Defaults, Failure, Outcome, Request, Scoring
+from aggregator.request.request import MAX_INPUTS, Defaults, Failure, Outcome, Request, Scoring
 from aggregator.request.vector import Vector
 from aggregator.sources.wire.decode import SMALL_BYTES, options_of
 from aggregator.sources.wire.encode import fill_status, fill_summary
@@ -16,8 +16,6 @@ from aggregator.sources.wire.message import TextPairs, check_marks, decode_check
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.ranking.v1 import ranking_pb2 as pb
 
-MAX_INPUTS = 1000
-"""Documents or pairs of one request: as many as the services that rank usually take."""
 _FIELDS_PER_INPUT, _OTHER_FIELDS = 2, 64
 
 ScoresRequest = pb.RankRequest | pb.ScoreRequest | TextPairs

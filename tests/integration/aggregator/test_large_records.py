@@ -107,7 +107,7 @@ async def test_small_queries_do_not_wait_for_heavy_records(
     codes = Counter(Code(answer.status.code).name for answer in desk.answers().values())
     assert codes == Counter({"OK": 40}) + Counter({code: 10})
     assert len(desk.dead_letters) == 10 * refused
-    assert all(b"at most 1024 inputs" in headers(letter)["dlt-error-message"] for letter in desk.dead_letters)
+    assert all(b"at most 2048 inputs" in headers(letter)["dlt-error-message"] for letter in desk.dead_letters)
     after = metrics(running.process.metrics_address)
 
     def rise(name: str, **labels: str) -> float:

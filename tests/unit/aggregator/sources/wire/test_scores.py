@@ -59,9 +59,9 @@ def test_an_empty_text_fails_by_itself() -> None:
     [
         (pb.RankRequest(documents=["a"]), "the query is empty"),
         (pb.RankRequest(query="q"), "0 documents: at least one is needed"),
-        (pb.RankRequest(query="q", documents=["a"] * 1001), "1001 documents: at most 1000 are taken"),
+        (pb.RankRequest(query="q", documents=["a"] * 2049), "2049 documents: at most 2048 are taken"),
         (pb.ScoreRequest(), "0 pairs: at least one is needed"),
-        (pb.ScoreRequest(pairs=[pb.Pair(text="a")] * 1001), "1001 pairs: at most 1000 are taken"),
+        (pb.ScoreRequest(pairs=[pb.Pair(text="a")] * 2049), "2049 pairs: at most 2048 are taken"),
         (pb.RankRequest(query="q", documents=["a"], truncate=9), "truncate 9 is not known"),  # type: ignore[arg-type]
         (pb.RankRequest(query="q", documents=["a"], priority=9), "priority 9 is not known"),  # type: ignore[arg-type]
     ],
@@ -80,8 +80,8 @@ def test_the_earlier_deadline_counts_and_a_trusted_sender_names_a_tenant() -> No
 
 
 def test_too_many_fields_are_not_parsed() -> None:
-    with pytest.raises(InvalidRequest, match="more than 2064 fields"):
-        scores.decode_rank(pb.RankRequest(query="q" * 40_000, documents=[""] * 3000).SerializeToString())
+    with pytest.raises(InvalidRequest, match="more than 4160 fields"):
+        scores.decode_rank(pb.RankRequest(query="q" * 40_000, documents=[""] * 5000).SerializeToString())
     full = pb.RankRequest(query="q", documents=["d" * 1000] * MAX_INPUTS)
     assert scores.decode_rank(full.SerializeToString()) == full
 
@@ -99,7 +99,7 @@ def test_bytes_that_are_no_message_are_refused_by_its_name(decode: Any) -> None:
         (b"[]", "not a JSON object"),
         (b'{"query": "q", "secret": 1}', "no field like number 2"),
         (b'{"query": "q", "documents": [7]}', "the value of documents is invalid"),
-        (b'{"documents": [' + b'"",' * 20_000 + b'""]}', "at most 1000 inputs"),
+        (b'{"documents": [' + b'"",' * 20_000 + b'""]}', "at most 2048 inputs"),
     ],
 )
 def test_json_that_is_no_request_is_refused_without_quoting_it(value: bytes, told: str) -> None:
