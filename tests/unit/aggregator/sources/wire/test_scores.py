@@ -10,10 +10,9 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from aggregator.errors import Code, InvalidRequest, RequestError, Undecodable
-from aggregator.request.request import Defaults, Failure, Request, Scoring
+from aggregator.request.request import MAX_INPUTS, Defaults, Failure, Request, Scoring
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.wire import scores, values
-from aggregator.sources.wire.scores import MAX_INPUTS
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.ranking.v1 import ranking_pb2 as pb
 from tests.support.fake_source import FakeSource
