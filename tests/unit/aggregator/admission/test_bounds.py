@@ -174,7 +174,7 @@ def test_without_a_reserve_six_holders_take_all() -> None:
     assert [greedy(bound, f"holder {number}") for number in range(9)] == [3277, 656, 131, 26, 5, 1, 0, 0, 0]
 
 
-def test_an_address_leaves_a_sixteenth_to_others_and_its_connections_share_the_rest() -> None:
+def test_an_address_leaves_a_sixteenth_to_others() -> None:
     bound = SharedBound(1600)
     address = Address("10.0.0.1")
     assert [greedy(bound, address, f"connection {number}") for number in range(3)] == [1280, 188, 28]

@@ -194,7 +194,7 @@ async def test_a_pinned_revision_serves_whatever_is_on_trial() -> None:
     assert [each.description.model_revision for each in routed.groups] == ["r1"]
 
 
-def test_what_may_have_been_answered_goes_to_the_revision_that_did_so_while_it_serves() -> None:
+def test_a_replay_goes_to_the_revision_that_answered() -> None:
     def check(faked: FakedPipeline) -> None:
         for number in (2, 3):
             newer = new_engine(replace(DESCRIPTION, address=f"server-{number}:1", model_revision="r2"))

@@ -489,7 +489,7 @@ def test_less_urgent_inputs_make_interactive_steps_twice_as_long_at_most() -> No
     assert CURVE.time_s(batch.token_count) <= allowed_s < CURVE.time_s(batch.token_count + 10)
 
 
-def test_a_question_is_sent_while_a_background_batch_runs_and_one_is_staged() -> None:
+def test_a_question_is_sent_while_background_runs_and_is_staged() -> None:
     pool = Pool("a")
     pool.put(100, Priority.BACKGROUND)
     pool.put(100, Priority.BACKGROUND)

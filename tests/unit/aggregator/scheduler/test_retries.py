@@ -521,7 +521,7 @@ def test_items_that_a_server_lies_about_succeed_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 64])
-def test_items_that_fail_everywhere_are_condemned_with_proofs_and_no_others(size: int) -> None:
+def test_items_that_fail_everywhere_are_condemned_by_proofs_alone(size: int) -> None:
     batch = items(size)
     wrong = batch[: max(1, size // 2)]
     pool = RowPool(nothing_breaks, lies=lambda _, item: item in wrong)
@@ -534,7 +534,7 @@ def test_items_that_fail_everywhere_are_condemned_with_proofs_and_no_others(size
     assert len({send.replica for send in alone}) > 1
 
 
-def test_a_server_that_lies_about_its_controls_condemns_nobody_and_is_not_trusted() -> None:
+def test_a_server_that_lies_about_controls_condemns_nobody() -> None:
     pool = RowPool(nothing_breaks, replicas=("a",), lies=lambda *_: True)
     batch = items(4)
     pool.send("a", batch)

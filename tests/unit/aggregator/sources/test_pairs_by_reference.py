@@ -69,7 +69,7 @@ def test_every_text_of_a_request_counts_wherever_it_is(message: Message, least: 
     assert least <= request_of(message).text_bytes < least + 1000
 
 
-def test_pairs_are_joined_one_at_a_time_and_none_of_a_query_that_is_too_long() -> None:
+def test_pairs_are_joined_one_at_a_time() -> None:
     ends = {QUERY: (QUERY, " end"), "q": ("q: ", " end")}
     joined = JoinedTexts(ends, [QUERY] * 1000 + ["q"], ["document"] * 1001, range(1001), 2 * MB, 0)
     with growing_at_most(4 * MB):

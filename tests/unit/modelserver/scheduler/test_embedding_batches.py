@@ -209,7 +209,7 @@ def test_a_poisoned_prompt_takes_no_batch_along() -> None:
     assert [each.code for each in server.read().finished] == [INTERNAL]  # nothing else was in the step
 
 
-def test_broken_vectors_of_a_mixed_step_fail_alone_and_count_where_none_is_good() -> None:
+def test_broken_vectors_of_a_mixed_step_fail_alone() -> None:
     server = Server()
     server.engine.poison = Poison(POISON, "nan")
     server.start(1, tokens=30)

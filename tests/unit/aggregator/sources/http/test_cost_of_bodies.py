@@ -149,7 +149,7 @@ def test_the_first_refusal_of_a_form_costs_no_more_than_the_others() -> None:
         assert cost_s(read, b"{}", 20) < 0.0005, form
 
 
-async def test_a_long_body_with_a_fault_leaves_the_loop_and_a_short_one_does_not() -> None:
+async def test_a_long_body_with_a_fault_leaves_the_loop() -> None:
     assert takes_long(BODIES["empty objects"](4096))
     for body in (BODIES["names of nothing"], BODIES["half a character behind many texts"]):
         with pytest.raises(TakesLong):

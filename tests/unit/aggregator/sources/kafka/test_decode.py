@@ -178,7 +178,7 @@ def test_a_record_that_may_have_been_answered_expires_only_if_it_did(
         assert request.replay_revision == (revision if replay else "")
 
 
-def test_a_text_that_may_have_been_answered_waits_for_its_first_token_as_long_as_it_takes() -> None:
+def test_a_replayed_text_waits_for_its_first_token() -> None:
     prompt = GenerateRequest(prompt="a")
     prompt.first_token_timeout.FromSeconds(5)
     in_flight = in_flight_of(prompt.SerializeToString(), topic="generate")

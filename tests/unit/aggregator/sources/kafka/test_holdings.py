@@ -74,7 +74,7 @@ class Taking:
 
 
 @in_virtual_time
-async def test_records_count_with_key_headers_texts_and_reply_until_their_outcome() -> None:
+async def test_records_count_with_all_they_hold_until_their_outcome() -> None:
     async with Held(64 * MIB, dimensions=1000).started() as held:
         held.send("x" * 10_000, headers=[("h" * 1000, b"v" * 1000)] * 3)
         requests = await held.source.receive()
@@ -162,7 +162,7 @@ async def test_one_request_of_a_topic_always_goes_however_little_is_free() -> No
 
 
 @in_virtual_time
-async def test_a_record_whose_answer_could_never_be_held_is_refused_with_the_figure() -> None:
+async def test_a_record_whose_answer_could_never_be_held_is_refused() -> None:
     async with Held(MIB, dimensions=1000).started() as held:
         held.send(*["a"] * 300)
         task = asyncio.create_task(Taking(held).run())

@@ -253,7 +253,7 @@ def of_requests(*times_ms: int) -> list[OutgoingRecord]:
 
 
 @in_virtual_time
-async def test_replies_carry_their_requests_time_where_brokers_refuse_the_clocks(broker: Broker) -> None:
+async def test_replies_carry_their_requests_time_where_clocks_are_refused(broker: Broker) -> None:
     broker.refuses = lambda batch: kafka_errors.InvalidTimestampError() if None in batch.times else None
     untimely: list[str] = []
     producer = KafkaProducer(KafkaSettings(), lambda _: Client(broker), on_untimely=untimely.append)

@@ -245,7 +245,7 @@ def test_a_refusal_that_may_have_come_before_says_so() -> None:
     assert ("replay", b"true") in reply.headers
 
 
-def test_records_of_topics_with_one_name_and_different_ids_have_different_reply_ids() -> None:
+def test_a_topic_made_again_gives_other_reply_ids() -> None:
     in_flight, made_again = in_flight_of(b""), in_flight_of(b"")
     in_flight.committed_offset.topic_id, made_again.committed_offset.topic_id = "a" * 32, "b" * 32
     assert reply_id(in_flight, "q", GROUP) != reply_id(made_again, "q", GROUP)

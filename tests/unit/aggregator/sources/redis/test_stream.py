@@ -125,7 +125,7 @@ async def test_an_entry_whose_reply_never_fits_is_refused_in_words() -> None:
 
 
 @in_virtual_time
-async def test_a_stream_whose_last_entries_are_less_urgent_than_its_own_is_known() -> None:
+async def test_a_stream_with_less_urgent_last_entries_is_known() -> None:
     bulk = pb.EmbedRequest(inputs=[pb.Input(text="a")], priority=pb.PRIORITY_BACKGROUND).SerializeToString()
     reading = Reading([bulk, of(1)], [], [of(1)])
     await reading.take()
