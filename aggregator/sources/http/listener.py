@@ -31,7 +31,8 @@ class HttpSource(CallSource):
         self._connections = Connections(most, lambda why: closed.add(1, HttpClosed(why)))
         self._bind = settings.bind
         self._certificates = watch_certificates(tls, server_context)
-        self._server = HttpServer(service, self._connections, self._certificates and self._certificates.get)
+        certificates = self._certificates
+        self._server = HttpServer(service, self._connections, certificates.get if certificates is not None else None)
 
     @override
     async def prepare(self, timeout_s: float) -> None:
