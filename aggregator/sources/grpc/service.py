@@ -15,6 +15,7 @@ from aggregator.observability.calls import CallTelemetry
 from aggregator.observability.metrics import Limit
 from aggregator.request.request import Failure, Request
 from aggregator.request.vector import Vector
+from aggregator.scheduler.bounds import Address
 from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.calls import call_of
 from aggregator.sources.grpc.reading import Context, GrpcCalls, RpcMethod, answering
@@ -87,9 +88,11 @@ class EmbeddingsService:
         calls = self._calls
         identity = calls.identify(context)
         self._end_silent_stream()
-        calls.load.open_stream(identity.holders)
+        # At the limit the silent ones of an address make way, so its share would only refuse those that speak.
+        holders = tuple(holder for holder in identity.holders if not isinstance(holder, Address))
+        calls.load.open_stream(holders)
         stream = OpenStream(calls, self._models, identity, calls.deadline_s(context), self._stream_window)
-        self._streams[stream] = identity.holders
+        self._streams[stream] = holders
         age = asyncio.get_running_loop().call_later(self._stream_age_s, stream.end)
         try:
             await stream.serve(context)
