@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.admission.ledger import Intake, Ledger, LedgerFull, Reached
+from aggregator.app import make_ledger
+from aggregator.settings.aggregator import AggregatorSettings
 
 MOST = 2000
 
@@ -137,3 +139,17 @@ def test_topics_that_take_the_room_they_are_told_never_pass_the_part(steps: list
             intake.hold(place, held[place])
         assert intake.total <= 1000
     assert intake.room("new") > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "intake"),
+    [
+        ({}, 100),  # Kafka and gRPC
+        ({"kafka": {"enabled": False}}, 0),
+        ({"grpc": {"bind": ""}}, 200),
+        ({"grpc": {"bind": ""}, "http": {"bind": "127.0.0.1:0"}}, 100),
+    ],
+)
+def test_a_part_that_nobody_of_this_process_uses_goes_to_the_other(settings: dict[str, object], intake: int) -> None:
+    made = make_ledger(AggregatorSettings.model_validate({"limits": {"memory_bytes": 200 << 20}, **settings}))
+    assert made.intake.most == intake << 20
