@@ -12,6 +12,7 @@ from aggregator.errors import BatchFailed, Code, ModelServerLost, RequestError
 from aggregator.observability.costs import Costs
 from aggregator.replicas.generate_call import GenerateCall
 from aggregator.request.request import Failure, Request
+from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.decode import Refused, decode_record, intakes
 from aggregator.sources.kafka.replies import encode_refusal, encode_replies
@@ -62,6 +63,7 @@ class _Noting:
     token_ids = b"\1\0\0\0"
     sampling = modelserver_pb2.Sampling(max_tokens=5)
     account = 0
+    priority = Priority.DEFAULT
 
     def __init__(self) -> None:
         self.over = False

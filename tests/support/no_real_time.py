@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, SupportsIndex
 
 import grpc
 
@@ -70,8 +70,8 @@ def _replace_clock(name: str, virtual: Callable[[], float]) -> None:
 def _replace_sleep() -> None:
     real = time.sleep
 
-    def sleep(seconds: float) -> None:
-        if seconds > 0 and _forbidden.is_set() and _ours(sys._getframe(1)):  # noqa: SLF001 - of the caller
+    def sleep(seconds: SupportsIndex | float) -> None:
+        if float(seconds) > 0 and _forbidden.is_set() and _ours(sys._getframe(1)):  # noqa: SLF001 - of the caller
             raise RealTimeError(f"a unit test would sleep for {seconds} s: take the sleeping as an argument")
         real(seconds)
 

@@ -75,13 +75,16 @@ class SharedSteps(FakeEngine):
         self._engine = SyntheticGenerator(self._facts, FIXED_S, PER_TOKEN_S, sleep=self._take)
         self._queue = StepQueue(asyncio.get_running_loop().time)
         self._batches = EmbeddingBatches(
-            self._queue, lambda _: QueueBounds(MergeLimits(CAPACITY, 300), 8 * CAPACITY), lambda _: None, lambda _: None
+            self._queue,
+            lambda _: QueueBounds(MergeLimits(CAPACITY, 300), 8 * CAPACITY),
+            lambda _: None,
+            lambda *_: None,
         )
         step_tokens = StepTokens(StepCost(FIXED_S, PER_TOKEN_S, PER_TOKEN_S), BETWEEN_S, CAPACITY, SEQUENCES)
         self._work = GenerationSteps(
             lambda _: StepLimits(step_tokens, None),
             lambda _: None,
-            lambda: None,
+            lambda _: None,
             asyncio.get_running_loop().time,
             self._batches,
         )

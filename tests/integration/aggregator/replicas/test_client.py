@@ -249,7 +249,8 @@ async def test_a_batch_carries_its_class_and_the_answer_those_that_came_lately(
 ) -> None:
     def answer(request: pb.EmbedBatchRequest) -> pb.EmbedBatchResponse:
         said = embed_response(request)
-        said.recent_priorities.extend((request.priority, pb.PRIORITY_BACKGROUND, 99))  # 99: of a newer server
+        said.recent_priorities.extend((request.priority, pb.PRIORITY_BACKGROUND))
+        said.recent_priorities.append(99)  # type: ignore[arg-type]  # of a newer server
         return said
 
     server.answer = answer

@@ -48,7 +48,7 @@ def test_a_status_that_blames_the_caller_is_no_error_of_a_server(
     call.end()
     (span,) = exporter.get_finished_spans()
     assert (span.name, span.kind, span.parent) == (f"POST {ROUTE}", SpanKind.SERVER, remote_span(PARENT))
-    labels = {"http.request.method": "POST", "url.scheme": "https", "http.route": ROUTE}
+    labels: dict[str, str | int] = {"http.request.method": "POST", "url.scheme": "https", "http.route": ROUTE}
     labels |= {"http.response.status_code": status} | ({"error.type": error} if error else {})
     assert span.attributes == {**labels, "url.path": ROUTE}
     assert span.status.status_code is (StatusCode.ERROR if error else StatusCode.UNSET)

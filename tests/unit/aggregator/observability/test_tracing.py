@@ -24,7 +24,7 @@ def tracing(tracer: Tracer) -> Tracing:
     return Tracing(tracer, enabled=True)
 
 
-def process(tracing: Tracing, *parents: bytes | None) -> AbstractContextManager[None]:
+def process(tracing: Tracing, *parents: bytes | None) -> AbstractContextManager[object]:
     requests = [any_request(source=KAFKA, traceparent=parent) for parent in parents]
     return tracing.process("m", "b1", queries=2, tokens=9, attempt=0, requests=requests)
 

@@ -187,14 +187,14 @@ def test_predictions_learn_from_the_whole_step_which_others_may_share() -> None:
 
 
 @pytest.mark.parametrize("kind", [Replica, MixedReplica])
-@pytest.mark.parametrize(("step_budget", "packed_for"), [((), 100), ((300,), 300)])
+@pytest.mark.parametrize(("step_budget", "packed_for"), [(0, 100), (300, 300)])
 def test_a_replica_is_steered_by_the_whole_step_and_its_batchs_own_budget(
-    step_budget: tuple[int, ...], packed_for: int, kind: type[Replica]
+    step_budget: int, packed_for: int, kind: type[Replica]
 ) -> None:
     """Neither by its own batch, which was a part of the step, nor by the budget of today."""
     controller = HeardController(100)
     one = kind("a", CURVE, 100, POLICY, controller)
-    one.sent("1", 50, 5.0, *step_budget)
+    one.sent("1", 50, 5.0, step_budget)
     one.token_budget = 77
     one.ended("1", 5.064, report(600, 0.064))
     assert controller.heard == [(600, 0.064, packed_for)]
