@@ -5,22 +5,70 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import yaml
+import pytest
 
 from aggregator.settings.aggregator import AggregatorSettings
+from tests.chart.rendering import CHART, VALUES, Object, find, render, run
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
-BATCH, PARTITIONS = 128 * MIB, 250
+BATCH, PARTITIONS = 128 * MIB, 264
+LEDGER = "aggregator.config.limits.memory_bytes"
 
 
-def test_the_limit_of_memory_covers_the_formula_by_the_defaults() -> None:
+def needed_mib(memory_bytes: int, held_tokens: int, models: int = 1) -> int:
+    size_bytes = 300 * MIB + 1.25 * memory_bytes + BATCH + 24 * held_tokens * models + PARTITIONS * MIB
+    return -int(-size_bytes // MIB)
+
+
+def limits(*arguments: str, case: str = "default", version: int = 4) -> Object:
+    pods = find(render(case, *arguments, version=version), "Deployment", "t-tokenbatch-aggregator")
+    return dict(pods["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"])
+
+
+def notes(*arguments: str) -> str:
+    values = ("--values", str(VALUES / "default.yaml"))
+    return run(4, "install", "t", str(CHART), "--dry-run=client", *values, *arguments).stdout.partition("NOTES:")[2]
+
+
+def test_the_limit_of_memory_is_that_of_the_formula_by_the_defaults() -> None:
     settings = AggregatorSettings()
-    values = yaml.safe_load((ROOT / "helm/tokenbatch/values.yaml").read_text())
-    limit = values["aggregator"]["resources"]["limits"]["memory"]
-    assert limit == "1Gi"
-    needed = 300 * MIB + 1.25 * settings.limits.memory_bytes + BATCH + 24 * settings.batching.max_held_tokens
-    assert needed + PARTITIONS * MIB <= 1024 * MIB
+    assert needed_mib(settings.limits.memory_bytes, settings.batching.max_held_tokens) == 1024
+    assert limits() == {"memory": "1024Mi"}
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_the_limit_of_memory_follows_what_the_ledger_and_the_queue_may_hold(version: int) -> None:
+    held = "aggregator.config.batching.max_held_tokens=4000000"
+    found = limits("--set", f"{LEDGER}=1073741824,{held}", version=version)
+    assert found == {"memory": f"{needed_mib(1 << 30, 4_000_000)}Mi"}
+
+
+def test_a_limit_that_is_given_stands_and_others_beside_the_computed_one() -> None:
+    assert limits("--set", "aggregator.resources.limits.memory=3Gi") == {"memory": "3Gi"}
+    assert limits("--set-string", "aggregator.resources.limits.cpu=2") == {"memory": "1024Mi", "cpu": "2"}
+
+
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [
+        ("1Gi", False),
+        ("1.5Gi", False),
+        ("1100M", False),
+        ("2e9", False),
+        ("1000Mi", True),
+        ("1G", True),
+        ("0.5Gi", True),
+    ],
+)
+def test_whoever_installs_hears_of_a_limit_below_the_formula(given: str, warned: bool) -> None:
+    said = notes("--set-string", f"aggregator.resources.limits.memory={given}")
+    assert "Test it" in said
+    assert ("but by its settings an aggregator may take 1024Mi" in said) is warned
+
+
+def test_whoever_raises_the_ledger_alone_is_told_nothing() -> None:
+    assert "WARNING" not in notes("--set", f"{LEDGER}=1073741824")
 
 
 def test_the_formula_in_the_docs_is_the_one_that_is_tested() -> None:

@@ -178,3 +178,21 @@ startupProbe:
 {{- end -}}
 {{- toYaml (concat $all (index . 1)) -}}
 {{- end -}}
+
+{{/* The memory that an aggregator may take, in MiB: docs/operate.md has the formula. 692 are 300 for the process, 128 for a batch and 264 for partitions. */}}
+{{- define "tokenbatch.aggregatorMiB" -}}
+{{- $ledger := dig "limits" "memory_bytes" 268435456 .Values.aggregator.config | int64 -}}
+{{- $held := dig "batching" "max_held_tokens" 500000 .Values.aggregator.config | int64 -}}
+{{- $models := len (include "tokenbatch.models" . | fromJson).items -}}
+{{- add 692 (div (add (div (mul 5 $ledger) 4) (mul 24 $held $models) 1048575) 1048576) -}}
+{{- end -}}
+
+{{/* An amount of memory as Kubernetes writes it, in MiB; empty for ways to write it that are rare: 1e9, 128974848000m. */}}
+{{- define "tokenbatch.mib" -}}
+{{- $said := toString . -}}
+{{- $number := regexFind "^[0-9]+([.][0-9]+)?" $said -}}
+{{- $units := dict "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- with get $units (trimPrefix $number $said) -}}
+{{- divf (mulf (float64 $number) .) 1048576 | floor | int64 -}}
+{{- end -}}
+{{- end -}}
