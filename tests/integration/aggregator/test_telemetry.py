@@ -1,4 +1,4 @@
-"""Every outcome of every task over HTTP and gRPC, and what its spans and metrics say: OpenTelemetry's conventions."""
+"""Every outcome of every task through every door, and what its spans and metrics say: OpenTelemetry's conventions."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ import aiohttp
 import grpc
 import grpc.aio
 import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.service import Aggregator
@@ -26,6 +28,7 @@ from protos.generation.v1 import generation_pb2 as gen
 from protos.generation.v1 import generation_pb2_grpc as gen_grpc
 from protos.ranking.v1 import ranking_pb2 as rank
 from protos.ranking.v1 import ranking_pb2_grpc as rank_grpc
+from tests.support.conventions import SERVER_ERRORS, conforms, http_error
 from tests.support.otlp_collector import Collector, ExportedSpan, collecting
 from tests.support.processes import synthetic
 from tests.support.scrape import metrics
@@ -36,9 +39,10 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
 SECRET = "zyzzyva"
 POISON_ID, POISON = "9947", "poison"
 BOTH, RANKER, SLOW = "both", "ranker", "slow"
+TASKS = {"embed": BOTH, "generate": BOTH, "rank": RANKER}
+REPLIES, DEAD = ".replies", "-dlt"
 LONG = f"{SECRET} " * 2000
 WAIT_S = 0.5
-SERVER_ERRORS = {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +134,8 @@ class Stack:
 def stack(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
     folder, name = tmp_path_factory.mktemp("telemetry"), f"telemetry-{secrets.token_hex(4)}"
     topics = [
-        {"name": f"{name}.{task}", "task": task, "model": model, "reply_topic": f"{name}.{task}.replies"}
-        for task, model in (("embed", BOTH), ("generate", BOTH), ("rank", RANKER))
+        {"name": f"{name}.{task}", "task": task, "model": model, "reply_topic": f"{name}.{task}{REPLIES}"}
+        for task, model in TASKS.items()
     ]
     with collecting() as collector:
         exports = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": collector.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "100"}
@@ -169,47 +173,6 @@ class Traces:
         return f"00-{self.ids[-1]}-{secrets.token_hex(8)}-01"
 
 
-def http_error(status: int) -> str | None:
-    return str(status) if status >= 500 else None
-
-
-def conforms(span: ExportedSpan) -> None:
-    """By its kind: name, status and required attributes, and no word of what was asked."""
-    attributes = span.attributes
-    assert span.failed == ("error.type" in attributes), span
-    assert SECRET not in f"{span.name}{span.message}{list(attributes.values())}", span
-    if span.kind == "SERVER" and "http.request.method" in attributes:
-        method, route = attributes["http.request.method"], attributes.get("http.route")
-        name = "HTTP" if method == "_OTHER" else method
-        assert span.name == (f"{name} {route}" if route else name)
-        assert {"url.path", "url.scheme"} <= attributes.keys()
-        assert attributes.get("error.type") == http_error(attributes["http.response.status_code"])
-    elif span.kind == "SERVER":
-        code = attributes["rpc.response.status_code"]
-        assert span.name == attributes["rpc.method"]
-        assert attributes["rpc.system.name"] == "grpc"
-        assert attributes.get("error.type") == (code if code in SERVER_ERRORS else None)
-    elif span.kind == "CLIENT" and "gen_ai.operation.name" in attributes:
-        assert span.name == f"{attributes['gen_ai.operation.name']} {attributes['gen_ai.request.model']}"
-        assert attributes["gen_ai.provider.name"] == "tokenbatch"
-        embeds = attributes["gen_ai.operation.name"] == "embeddings"
-        assert ("gen_ai.embeddings.dimension.count" in attributes) == embeds
-        if "rpc.method" in attributes:
-            assert attributes["rpc.system.name"] == "grpc"
-            assert attributes["rpc.method"] == "modelserver.v1.ModelServer/EmbedBatch"
-            assert span.failed == (attributes["rpc.response.status_code"] != "OK")
-            assert {"server.address", "server.port"} <= attributes.keys()
-    elif "messaging.destination.name" in attributes:
-        operation = attributes["messaging.operation.name"]
-        assert span.name == f"{operation} {attributes['messaging.destination.name']}"
-        assert attributes["messaging.operation.type"] == operation
-        assert attributes["messaging.system"] == "kafka"
-        assert attributes["messaging.batch.message_count"] > 0
-        assert span.kind == {"receive": "CLIENT", "send": "PRODUCER"}[operation]
-    else:
-        assert span.name == f"process {attributes['gen_ai.request.model']}", span
-
-
 @contextmanager
 def collected(stack: Stack, traces: Traces) -> Generator[list[ExportedSpan]]:
     """The spans of calls that are made in the block, one a call."""
@@ -241,7 +204,7 @@ async def test_every_outcome_over_http_has_its_span_and_is_measured(stack: Stack
     measured = metrics(stack.aggregator.metrics_address)
     counts: Counter[tuple[str, str, int]] = Counter()
     for case, span in zip(HTTP_CASES, spans, strict=True):
-        conforms(span)
+        conforms(span, SECRET)
         assert span.attributes["http.response.status_code"] == case.status, case
         assert span.attributes.get("http.route", "") == case.pattern
         method = case.method if case.method != "PROPFIND" else "_OTHER"
@@ -303,9 +266,105 @@ async def test_every_outcome_over_grpc_has_its_span_and_is_measured(stack: Stack
     expected = [*((method, code) for method, _, code in GRPC_CASES), ("embedding.v1.Embeddings/Embed", "CANCELLED")]
     measured = metrics(stack.aggregator.metrics_address)
     for (method, code), span in zip(expected, spans, strict=True):
-        conforms(span)
+        conforms(span, SECRET)
         assert (span.name, span.attributes["rpc.response.status_code"]) == (method, code)
     for (method, code), count in Counter(expected).items():
         labels = {"rpc_method": method, "rpc_response_status_code": code, "rpc_system_name": "grpc"}
         error = code if code in SERVER_ERRORS else ""
         assert measured.value("rpc_server_call_duration_seconds_count", **labels, error_type=error) == count
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaCase:
+    """A record of a task's topic, the code of its outcome, and where that is written."""
+
+    task: str
+    message: Any
+    code: str
+    written: tuple[str, ...] = (REPLIES,)
+
+    @property
+    def value(self) -> bytes:
+        return self.message if isinstance(self.message, bytes) else self.message.SerializeToString()
+
+
+LATE = Timestamp(seconds=1)
+KAFKA_CASES = [
+    KafkaCase("embed", text(BOTH, SECRET), "OK"),
+    KafkaCase("embed", text(BOTH), "INVALID_ARGUMENT"),
+    KafkaCase("embed", text("no", SECRET), "NOT_FOUND"),
+    KafkaCase("embed", text(BOTH, LONG), "OUT_OF_RANGE"),
+    KafkaCase("embed", text(BOTH, f"{POISON} {SECRET}"), "INTERNAL", (REPLIES, DEAD)),
+    KafkaCase("embed", pb.EmbedRequest(inputs=[pb.Input(text=SECRET)], expire_time=LATE), "DEADLINE_EXCEEDED"),
+    KafkaCase("generate", GENERATE, "OK"),
+    KafkaCase("generate", gen.GenerateRequest(), "INVALID_ARGUMENT"),
+    KafkaCase("generate", gen.GenerateRequest(model="no", prompt=SECRET), "NOT_FOUND"),
+    KafkaCase("generate", gen.GenerateRequest(prompt=SECRET, expire_time=LATE), "DEADLINE_EXCEEDED"),
+    KafkaCase("rank", RANK, "OK"),
+    KafkaCase("rank", rank.RankRequest(), "INVALID_ARGUMENT"),
+    KafkaCase("rank", rank.RankRequest(model="no", query=SECRET, documents=["b"]), "NOT_FOUND"),
+    KafkaCase("rank", rank.RankRequest(query=SECRET, documents=["b"], expire_time=LATE), "DEADLINE_EXCEEDED"),
+    *(KafkaCase(task, b"\xff", "DATA_LOSS", (REPLIES, DEAD)) for task in TASKS),
+]
+
+
+async def read(consumer: Any, count: int) -> list[tuple[int, str]]:
+    """So many records: the number of the case that each is about, by its key, and where it is."""
+    found: list[tuple[int, str]] = []
+    async with asyncio.timeout(60.0):
+        while len(found) < count:
+            record = await consumer.getone()
+            found.append((int(record.key), record.topic))
+    return sorted(found)
+
+
+async def test_every_outcome_over_kafka_has_the_spans_of_its_topics_and_is_counted(stack: Stack) -> None:
+    traces, topics = Traces(), [stack.topic(task) + end for task in TASKS for end in (REPLIES, DEAD)]
+    written = [
+        (number, stack.topic(case.task) + end) for number, case in enumerate(KAFKA_CASES) for end in case.written
+    ]
+    consumer: Any = AIOKafkaConsumer(*topics, bootstrap_servers=stack.kafka, auto_offset_reset="earliest")
+    async with AIOKafkaProducer(bootstrap_servers=stack.kafka) as producer, consumer:
+        for number, case in enumerate(KAFKA_CASES):
+            headers = [("traceparent", traces.new().encode())]
+            await producer.send_and_wait(stack.topic(case.task), case.value, b"%d" % number, headers=headers)
+        assert await read(consumer, len(written)) == sorted(written)
+    counts: Counter[Any] = Counter(f"receive {stack.topic(case.task)}" for case in KAFKA_CASES)
+    counts.update(f"send {topic}" for _, topic in written)
+
+    counts.update((case.task, case.code) for case in KAFKA_CASES if case.code in {"OK", "INTERNAL"})
+
+    def carried() -> Counter[Any]:
+        """The records in spans of each name; and the cases that were computed, by the trace that each continues."""
+        carried: Counter[Any] = Counter()
+        traced: set[str] = set()
+        for span in stack.collector.spans:
+            carried[span.name] += span.attributes.get("messaging.batch.message_count", 0)
+            traced |= {span.trace, *span.links}
+        carried = Counter({name: count for name, count in carried.items() if name.startswith(("receive ", "send "))})
+        cases = zip(KAFKA_CASES, traces.ids, strict=True)
+        carried.update((case.task, case.code) for case, trace in cases if trace in traced)
+        return carried
+
+    with suppress(TimeoutError):
+        wait_until(lambda: carried() >= counts, "every record is in a span", 30.0)
+    assert carried() == counts
+    measured = metrics(stack.aggregator.metrics_address)
+    for code, count in Counter(case.code for case in KAFKA_CASES).items():
+        assert measured.value("embed_requests_total", source="kafka", code=code) == count, code
+    for code, count in Counter(case.code for case in KAFKA_CASES if DEAD in case.written).items():
+        assert measured.value("embed_dead_letters_total", code=code) == count, code
+
+
+async def test_every_span_of_every_process_is_by_the_conventions(stack: Stack) -> None:
+    """After all calls above: what the servers and the batches exported, failed ones among them."""
+    spans = stack.collector.spans
+    for span in spans:
+        if span.attributes.get("error.type") != "CANCELLED":
+            conforms(span, SECRET)
+    steps = {span.name for span in spans if span.kind == "CLIENT" and "rpc.method" in span.attributes}
+    assert steps >= {f"embeddings {BOTH}", f"rank {RANKER}"}
+    served = [span for span in spans if span.name == "modelserver.v1.ModelServer/EmbedBatch"]
+    assert {span.attributes["rpc.response.status_code"] for span in served} >= {"OK", "INTERNAL"}
+    batches = [span for span in spans if span.name.startswith("process ")]
+    assert {span.attributes.get("error.type") for span in batches} >= {None, "INTERNAL"}
