@@ -1,7 +1,7 @@
 """One ledger a process: the bytes held for requests, from the first that arrives until its reply is taken.
 
 It has two parts. Callers are refused at theirs; sources that pause (Kafka, Redis) stop fetching at theirs. In either
-nobody gets more than a share of what is free, so some of it stays free for whoever comes next.
+no holder gets more than a share of the free bytes, so newcomers find room.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Intake:
         return self._held
 
     def hold(self, place: str, size_bytes: int) -> None:
-        """A topic or stream holds so many bytes now."""
+        """The bytes that a topic or stream holds now."""
         self.total += size_bytes - self._held.get(place, 0)
         if size_bytes:
             self._held[place] = size_bytes

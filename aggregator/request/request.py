@@ -250,7 +250,7 @@ class Request:
         return next(outcome for outcome in self.outcomes if isinstance(outcome, Failure))
 
     def free_vectors(self) -> None:
-        """Keep of its vectors what tells of them: its reply is encoded, and may wait for long."""
+        """Drop the vectors and keep their metadata: the reply is encoded, and may wait for long."""
         for outcome in self.outcomes:
             if isinstance(outcome, Vector):
                 outcome.batch = outcome.batch.emptied

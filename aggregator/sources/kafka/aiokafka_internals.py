@@ -58,7 +58,7 @@ _RETRIABLE = {
     100: "UNKNOWN_TOPIC_ID",
     103: "INCONSISTENT_TOPIC_ID",
 }
-"""Errors that Kafka calls retriable and aiokafka does not know: it took each for an unknown one, which is none's."""
+"""Errors that Kafka calls retriable and aiokafka does not know: it took each for an unknown one."""
 
 
 def know_errors() -> None:

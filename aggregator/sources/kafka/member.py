@@ -203,7 +203,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
     # Records come in.
 
     async def read(self, paused_topics: frozenset[str], room_bytes: int) -> bool:
-        """Fetch the next records of the partitions that may be read, about `room_bytes` of them at the most.
+        """Fetch the next records of the partitions that may be read, at most about `room_bytes`.
 
         False if none may be read now.
         """

@@ -98,11 +98,11 @@ _RESULT_BYTES = 40
 _NAMES_BYTES = 100
 """Of a result's names in JSON."""
 _TOKEN_BYTES = 16
-"""Of a generated token: its id, its text, and the delta that tells of it."""
+"""The bytes of a generated token: its id, its text, and its delta."""
 _LOGPROB_BYTES = 80
 """Of a token's alternative: its text, its bytes, the logarithm."""
 _USUAL_TOKENS = 1024
-"""Of a text without a limit of its own."""
+"""The tokens of a text whose request sets no limit."""
 
 
 def made_bytes(request: Request) -> int:
