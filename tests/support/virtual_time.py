@@ -56,6 +56,12 @@ class AutojumpLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self._thread_ended)
         return future
 
+    @override
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Join the threads without a bound of time, which would jump: Python 3.12 and later give one."""
+        del timeout
+        await super().shutdown_default_executor()
+
     def _thread_ended(self, _: object) -> None:
         self._jumping.threads -= 1
 
