@@ -45,7 +45,12 @@ NAMING_SETTINGS = [
     *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/adr/*.md")),
 ]
 _NAME = re.compile(r"`((?:\w+(?:\[\])?\.)+\w+)`")
-_OF_OTHERS = {"grpc.aio", "grpc.http.overload_protection", "grpc.max_receive_message_length"}
+_OF_OTHERS = {
+    "grpc.aio",
+    "grpc.http.overload_protection",
+    "grpc.http2.max_deallocating_streams",
+    "grpc.max_receive_message_length",
+}
 _OF_OTHERS |= {"embedding.v1.EmbedResponse", "generation.v1.GenerateResponse"}
 _FILES = (".proto", ".py", ".json", ".md", ".csv")
 
