@@ -29,6 +29,12 @@ OTHER_TASK_S = 5.0
 """Grace period: requests for a task wait this long after the first server of another task of their model."""
 
 
+REPLAYS_WAIT_S = 5.0
+"""Grace period: a replay waits this long for a server of the revision that answered, since the first server of its
+model came or the last one of that revision left: at a start servers come one by one, and a withdrawn one is soon back.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Canary:
     """A revision on trial: it serves a `share` (0 to 1) of the requests that pin none."""
@@ -84,16 +90,19 @@ class ServedTask:
     """One task of a model: its revisions in service, and the requests that wait for a server.
 
     `superseded`: revisions whose servers have left while another revision has servers. `unavailable_since_s`: when its
-    last server left, or the pipeline started without one (monotonic); None while it has a server.
+    last server left, or the pipeline started without one (monotonic); None while it has a server. `left_s`: when the
+    last server of each revision left that is superseded. `replays_due_s`: when the first replay has waited long enough.
     """
 
     model: Model
     task: Task
     revisions: dict[str, ModelRevision] = field(default_factory=dict)
     superseded: list[ModelRevision] = field(default_factory=list)
+    left_s: dict[str, float] = field(default_factory=dict[str, float])
     pending: Pending = field(default_factory=Pending)
     unavailable_since_s: float | None = None
     served_since_s: float = inf
+    replays_due_s: float = inf
 
     @property
     def name(self) -> str:
@@ -134,16 +143,22 @@ class ServedTask:
         """Whether calls, by gRPC or HTTP, wait here or are computed."""
         return self.model.admission.holds_calls or self.pending.calls > 0
 
-    def choose(self, revision: str, request_id: str, before: str = "") -> ModelRevision | None:
+    def choose(self, revision: str, request_id: str, before: str = "", now_s: float = inf) -> ModelRevision | None:
         """The revision to serve a request: the one it pins, or the canary's, or the one with most servers.
 
         Of several that could, one that has servers; one that may have been answered goes to the revision that did so
-        `before`, while that has servers. None: none is known. Raises UnknownModel for a pinned revision that no server
-        has, while another is served.
+        `before`, while that has servers. None: none is known, or not yet `before`. Raises UnknownModel for a pinned
+        revision that no server has, while another is served.
         """
         if not revision:
             again = self.revisions.get(before)
-            return again if again is not None and again.servers else self._choose_any(request_id)
+            if again is not None and again.servers:
+                return again
+            until_s = max(self.served_since_s, self.left_s.get(before, -inf)) + REPLAYS_WAIT_S
+            if before and now_s < until_s:
+                self.replays_due_s = min(self.replays_due_s, until_s)
+                return None
+            return self._choose_any(request_id)
         model_revision = self.revisions.get(revision)
         if model_revision is None and self.revisions:
             known = ", ".join(self.revisions)
@@ -175,12 +190,18 @@ class ServedTask:
         self.served_since_s = min(self.served_since_s, now_s)
         for revision in [revision for revision, model_revision in self.revisions.items() if not model_revision.servers]:
             self.superseded.append(self.revisions.pop(revision))
-        waiting = self.pending.take(lambda _: True)
+            self.left_s[revision] = now_s
+        waiting = self.take_pending()
         for model_revision in self.superseded:
             model_revision.retired = True
             waiting += model_revision.abandon()
         self.superseded = []
         return waiting
+
+    def take_pending(self) -> list[Request]:
+        """Remove and return the requests that wait for a server, to route them again."""
+        self.replays_due_s = inf
+        return self.pending.take(lambda _: True)
 
     def take_out(self, gone: Callable[[Request], bool]) -> list[Request]:
         """Remove the requests for which `gone` holds from the queues; those in flight return by themselves."""

@@ -94,7 +94,7 @@ def _route(request: Request, models: Models, now_s: float) -> tuple[ServedTask, 
         others = ", ".join(each.name for each in models.tasks if each.task is request.task and each.revisions)
         remedy = f"use model {others}" if others else f"no model here {_DOES[request.task]}"
         raise InvalidRequest(f"{served.name} {does} and does not {request.task}: {remedy}", "model")
-    model_revision = served.choose(request.model_revision, request.request_id, request.replay_revision)
+    model_revision = served.choose(request.model_revision, request.request_id, request.replay_revision, now_s)
     waits = not request.source.refusable or now_s < served.calls_wait_until_s
     if not waits and (model_revision is None or not model_revision.servers):
         raise ModelUnavailable(f"no server of {served.name} is available")

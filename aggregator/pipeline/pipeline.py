@@ -215,7 +215,9 @@ class Pipeline:
         self._metrics.expired.add(len(late))
         self._fail(late, _EXPIRED)
         if served.unavailable_since_s is None:
-            return served.pending.next_deadline_s
+            if served.replays_due_s <= now_s:
+                self._readmit(served)
+            return min(served.pending.next_deadline_s, served.replays_due_s)
         if self._draining:  # another aggregator may have a server for these
             self._completion.forget(served, lambda request: not request.source.refusable)
             self._fail(served.take_out(lambda _: True), _UNAVAILABLE)
@@ -305,8 +307,11 @@ class Pipeline:
         while self._clock() < served.refused_from_s < inf:  # noqa: ASYNC110 - a clock calls nobody
             await asyncio.sleep(served.refused_from_s - self._clock())
         if served.refused_from_s < inf:
-            self._begin_anew(served.pending.take(lambda _: True))
-            self._completion.pause_sources()
+            self._readmit(served)
+
+    def _readmit(self, served: ServedTask) -> None:
+        self._begin_anew(served.take_pending())
+        self._completion.pause_sources()
 
     def _leave_retired(self, model_revision: ModelRevision) -> None:
         """Admit requests queued for a retired revision again, to the revision that took over."""

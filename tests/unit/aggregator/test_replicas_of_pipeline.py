@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from aggregator.admission.models import REPLAYS_WAIT_S
 from aggregator.errors import Code, ModelServerLost
 from aggregator.request.request import Request
 from aggregator.request.vector import Vector
@@ -126,6 +127,53 @@ async def test_what_a_revision_decided_is_decided_anew_by_the_next_one() -> None
         await asyncio.sleep(0.5)
         assert waiting.code is Code.OK
         assert (waiting.options.dimensions, waiting.options.normalize) == (8, True)
+
+
+@in_virtual_time
+async def test_a_replay_waits_at_a_start_for_the_revision_that_answered() -> None:
+    async with FakedPipeline().started() as faked:
+        replays = [faked.request(text, source=KAFKA) for text in ("1", "2")]
+        replays[0].replay_revision, replays[1].replay_revision = "r1", "gone"
+        faked.produce(*replays, faked.request("3", source=KAFKA))
+        await asyncio.sleep(1)
+        newer = new_engine(replace(DESCRIPTION, address="server-2:1", model_revision="r2"))
+        faked.members.join(newer, FakeTokenizer())
+        await asyncio.sleep(1)
+        assert [revision(request) for request in faked.kafka.replied] == ["r2"]
+        faked.members.join(new_engine(), FakeTokenizer())
+        await asyncio.sleep(1)
+        assert [revision(request) for request in faked.kafka.replied] == ["r2", "r1"]
+        await asyncio.sleep(REPLAYS_WAIT_S)
+        assert [revision(request) for request in faked.kafka.replied] == ["r2", "r1", "r2"]
+
+
+@in_virtual_time
+async def test_a_replay_waits_for_its_revision_while_a_server_is_probed_anew() -> None:
+    older, newer = new_engine(), new_engine(replace(DESCRIPTION, address="server-2:1", model_revision="r2"))
+    async with FakedPipeline(older).started() as faked:
+        faked.members.join(newer, FakeTokenizer())
+        await asyncio.sleep(2 * REPLAYS_WAIT_S)
+        faked.members.leave(older)
+        replays = [faked.request(text, source=KAFKA) for text in ("1", "2")]
+        for replay in replays:
+            replay.replay_revision = "r1"
+        faked.produce(replays[0])
+        await asyncio.sleep(1)
+        faked.members.join(older, FakeTokenizer())
+        await asyncio.sleep(1)
+        assert [revision(request) for request in faked.kafka.replied] == ["r1"]
+        faked.members.leave(older)
+        faked.produce(replays[1])
+        await asyncio.sleep(REPLAYS_WAIT_S - 0.1)
+        assert len(faked.kafka.replied) == 1
+        await asyncio.sleep(1)
+        assert [revision(request) for request in faked.kafka.replied] == ["r1", "r2"]
+
+
+def revision(request: Request) -> str:
+    (outcome,) = request.outcomes
+    assert isinstance(outcome, Vector)
+    return outcome.batch.model_revision
 
 
 @in_virtual_time

@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 import pytest
 
-from aggregator.admission.models import CALLS_WAIT_S, OTHER_TASK_S, Canary, Model, ServedTask
-from aggregator.admission.routing import route_all
+from aggregator.admission.models import CALLS_WAIT_S, OTHER_TASK_S, REPLAYS_WAIT_S, Canary, Model, ServedTask
+from aggregator.admission.routing import Routed, route_all
 from aggregator.errors import Code
-from aggregator.request.request import Scoring
+from aggregator.request.request import Request, Scoring
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.work_item import Task
 from tests.support.fake_source import KAFKA
@@ -107,9 +107,9 @@ def test_what_nobody_thought_of_harms_only_the_request_it_befell() -> None:
         record, call = faked.request("1", source=KAFKA, request_id="odd"), faked.request("2")
         choose = ServedTask.choose
 
-        def chosen(served: ServedTask, revision: str, request_id: str, before: str) -> Any:
+        def chosen(served: ServedTask, revision: str, request_id: str, *more: Any) -> Any:
             assert request_id != "odd"
-            return choose(served, revision, request_id, before)
+            return choose(served, revision, request_id, *more)
 
         with patch.object(ServedTask, "choose", chosen):
             routed = route_all([record, call], faked.pipeline.models, 0.0)
@@ -194,6 +194,11 @@ async def test_a_pinned_revision_serves_whatever_is_on_trial() -> None:
     assert [each.description.model_revision for each in routed.groups] == ["r1"]
 
 
+def groups(routed: Routed) -> dict[str, list[Request]]:
+    """By revision."""
+    return {found.description.model_revision: group for found, (_, group) in routed.groups.items()}
+
+
 def test_a_replay_goes_to_the_revision_that_answered() -> None:
     def check(faked: FakedPipeline) -> None:
         for number in (2, 3):
@@ -201,8 +206,11 @@ def test_a_replay_goes_to_the_revision_that_answered() -> None:
             faked.pipeline.models.join(newer, FakeTokenizer())
         requests = [faked.request(text, source=KAFKA) for text in ("1", "2", "3")]
         requests[1].replay_revision, requests[2].replay_revision = "r1", "gone"
+        faked.embeds.servers_changed(0.0)
         routed = route_all(requests, faked.pipeline.models, 0.0)
-        found = {found.description.model_revision: group for found, (_, group) in routed.groups.items()}
-        assert found == {"r2": [requests[0], requests[2]], "r1": [requests[1]]}
+        assert groups(routed) == {"r2": [requests[0]], "r1": [requests[1]]}
+        assert list(faked.embeds.pending) == [requests[2]]  # its revision may have servers that are not reached yet
+        routed = route_all(requests, faked.pipeline.models, REPLAYS_WAIT_S)
+        assert groups(routed) == {"r2": [requests[0], requests[2]], "r1": [requests[1]]}
 
     routing(check)
