@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from aggregator.errors import Code
 from loadtest.clients import messages
@@ -18,6 +18,15 @@ _EXAMPLES = 5
 _GOOD = "OK"
 _NEVER_MS = 2**62
 _BY_PRODUCER = 0
+
+
+class Said(NamedTuple):
+    """What one reply said, and when the broker took it."""
+
+    at_ms: int
+    code: str
+    model_revision: str
+    replay: bool
 
 
 @dataclass(slots=True)
@@ -36,7 +45,7 @@ class Fate:
     replied_ms: int = _NEVER_MS
     buried_ms: int = _NEVER_MS
     reply_id: str = ""
-    said: tuple[str, str] | None = None
+    said: list[Said] = field(default_factory=list[Said])
 
     @property
     def completed_ms(self) -> int:
@@ -51,9 +60,7 @@ class Checker:
     """Takes in the topics record by record, inputs first; then `lost`, `wrong` and the rest say what was found.
 
     `intents`: what is to become of each record, by key; `group`: whose replies they are; `topic_ids`: the broker's, of
-    the topics of requests; `changed` counts replies with another code or revision than the first to their record,
-    `unmarked` those after the first that do not say that they may be replays; `corrupt_batches` counts dead letters of
-    whole batches, which have no key.
+    the topics of requests; `corrupt_batches` counts dead letters of whole batches, which have no key.
     """
 
     intents: Mapping[bytes, Intent]
@@ -64,8 +71,6 @@ class Checker:
     wrong: list[str] = field(default_factory=list[str])
     unlike_twins: list[str] = field(default_factory=list[str])
     corrupt_batches: int = 0
-    changed: int = 0
-    unmarked: int = 0
     oracle: Oracle = field(default_factory=Oracle)
 
     def take_input(self, record: Any) -> None:
@@ -93,12 +98,9 @@ class Checker:
             self.unlike_twins.append(f"{record.key!r} has the reply ids {fate.reply_id} and {answer.reply_id}")
         fate.reply_id = answer.reply_id
         code = Code(answer.status.code).name
-        said = code, answer.model_revision
-        self.changed += fate.said not in {None, said}
-        self.unmarked += fate.said is not None and told.get("replay") != b"true"
         if (told.get("replay") == b"true") != answer.replay:
             self.wrong.append(f"header and message of a reply to {record.key!r} differ about a replay")
-        fate.said = fate.said or said
+        fate.said.append(Said(record.timestamp, code, answer.model_revision, answer.replay))
         if code not in fate.intent.codes:
             self.wrong.append(f"{record.key!r} was answered {code}: {answer.status.message}")
         elif code == _GOOD and fate.intent.text is not None:

@@ -17,9 +17,10 @@ from aiokafka.errors import KafkaError
 
 from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, ModelServer
 from tests.faults.broken_code import Build
-from tests.faults.checker import Checker
+from tests.faults.checker import Checker, examples
 from tests.faults.expected import DIMENSIONS
 from tests.faults.memory_watch import MemoryWatch
+from tests.faults.replays import Replays, replays
 from tests.faults.rows import Figures
 from tests.faults.steady_load import Maker, SteadyLoad, question
 from tests.faults.topic_logs import commits, end_offsets, ids_of, read_topics
@@ -70,8 +71,8 @@ class RowStack:
     aggregators: list[Variant] = field(default_factory=list[Variant])
     servers: list[ModelServer] = field(default_factory=list[ModelServer])
     memory: MemoryWatch = field(default_factory=MemoryWatch)
-    changed: int = 0
-    unmarked: int = 0
+    kills_ms: list[float] = field(default_factory=list[float])
+    replays: Replays = field(default_factory=Replays)
     load: SteadyLoad = field(init=False)
 
     def __post_init__(self) -> None:
@@ -136,6 +137,15 @@ class RowStack:
         self.memory.add(aggregator.pid)
         if ready:
             await asyncio.to_thread(aggregator.wait, PATIENCE_S)
+
+    async def kill_and_start(self, aggregator: Variant) -> None:
+        """SIGKILL to one that serves, and another life of it."""
+        self.kill(aggregator)
+        await self.start(aggregator)
+
+    def kill(self, aggregator: Variant) -> None:
+        self.kills_ms.append(time.time() * 1000)
+        aggregator.kill()
 
     @asynccontextmanager
     async def under_load(self, rate: float = 300.0, make: Maker = question) -> AsyncGenerator[None]:
@@ -216,6 +226,8 @@ class RowStack:
     ) -> Verdict:
         """The verdict, which must name no problem; with `more` it is the row's figures. `without`: deleted records."""
         verdict = figures.take(await self.verdict(timeout_s, deleted=without), **more)
+        if self.kills_ms:
+            figures.more |= {"known": self.replays.known, "changed": self.replays.changed}
         assert verdict.problems == ()
         return verdict
 
@@ -243,9 +255,11 @@ class RowStack:
         unseen = self.load.acknowledged.keys() - checker.fates.keys() - set(deleted)
         history = await commits(self.kafka, self.topics.requests)
         found = judge(checker, history, sorted(unseen), self.line, self.memory.peak_mib)
-        self.changed, self.unmarked = checker.changed, checker.unmarked
+        self.replays = replays(checker.fates, history, self.kills_ms, DEFAULT_MODEL_NAME)
         complaints = [] if drained else ["not all that was sent was ever committed"]
         complaints += [f"an aggregator ended with exit code {code}" for code in codes if code]
+        if self.replays.broken:
+            complaints.append(f"replays: {examples(self.replays.broken)}")
         return found.with_more(*complaints)
 
 

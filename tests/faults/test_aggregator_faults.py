@@ -36,8 +36,7 @@ async def test_killed_aggregators_lose_nothing(stack: RowStack, figures: Figures
         for number in range(count):
             victim = members[number % 2]
             await asyncio.sleep(chance.uniform(0.2, 1.5))
-            victim.kill()
-            await stack.start(victim)
+            await stack.kill_and_start(victim)
     await stack.passes(figures, kills=count)
 
 
@@ -62,8 +61,7 @@ async def test_a_replay_is_not_decided_by_the_clock(stack: RowStack, figures: Fi
         for number in range(4):
             await stack.answers(600)
             await asyncio.sleep(chance.uniform(0.0, 1.0))
-            members[number % 2].kill()
-            await stack.start(members[number % 2])
+            await stack.kill_and_start(members[number % 2])
         await stack.answers(600)
         await asyncio.to_thread(away.start)
     await passes_alike(stack, figures)
@@ -80,13 +78,12 @@ async def test_a_replay_goes_to_the_revision_that_answered_it(stack: RowStack, f
     async with stack.under_load(300), stack.fault():
         await hold_commits(stack)
         await stack.answers(900)
-        before.kill()
+        stack.kill(before)
         members = [await stack.aggregator(settings=models(away, old, *new)) for _ in range(2)]
         for number in range(3):
             await stack.answers(600)
             await asyncio.sleep(chance.uniform(0.0, 1.0))
-            members[number % 2].kill()
-            await stack.start(members[number % 2])
+            await stack.kill_and_start(members[number % 2])
         await stack.answers(600)
         await asyncio.to_thread(away.start)
     await passes_alike(stack, figures)
@@ -94,10 +91,8 @@ async def test_a_replay_goes_to_the_revision_that_answered_it(stack: RowStack, f
 
 async def passes_alike(stack: RowStack, figures: Figures) -> None:
     verdict = await stack.passes(figures)
-    figures.more |= {"changed": stack.changed, "unmarked": stack.unmarked}
     assert verdict.duplicates > 1000
-    assert stack.unmarked <= verdict.duplicates * 0.1, "what was answered just before a kill stays unknown"
-    assert stack.changed <= stack.unmarked
+    assert stack.replays.known > 500, "Others were answered behind the last commit before a kill."
 
 
 def absent(stack: RowStack) -> ModelServer:

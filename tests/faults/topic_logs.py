@@ -29,6 +29,7 @@ class Commit:
     partition: int
     offset: int
     at_ms: int
+    metadata: str = ""
 
 
 @asynccontextmanager
@@ -97,9 +98,9 @@ def _commit(key: bytes, value: bytes | None, group: str) -> Commit | None:
     version, offset, _ = struct.unpack_from(">hqi", value)
     assert version == _COMMIT_VALUE_VERSION, "A commit of another layout than Kafka 4.3's."
     rest = BytesIO(value[14:])
-    CompactString("utf-8").decode(rest)  # the metadata
+    metadata: str = CompactString("utf-8").decode(rest)
     (at_ms,) = struct.unpack(">q", rest.read(8))
-    return Commit(topic, partition, offset, at_ms)
+    return Commit(topic, partition, offset, at_ms, metadata)
 
 
 def _text(data: bytes, at: int) -> tuple[str, int]:
