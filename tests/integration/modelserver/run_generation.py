@@ -244,6 +244,20 @@ def freed(engine: VllmGenerator, ids: list[int]) -> list[int]:
     return [before, during, after]
 
 
+def turns(engine: VllmGenerator, ids: list[int]) -> list[str]:
+    """The order in which sequences got their first token, with one place: the last to come was to go before another."""
+    sampling = pb.Sampling(max_tokens=3, ignore_eos=True)
+    engine.limit(64, 1)
+    engine.add("first", ids, sampling, turn_s=0.0)
+    order = [new.name for new in engine.step()[0]]
+    engine.add("bulk", ids, sampling, turn_s=31.0)
+    engine.add("question", ids, sampling, turn_s=2.0)
+    while engine.has_work:
+        order += [new.name for new in engine.step()[0]]
+    engine.limit(engine.facts.step_token_capacity, engine.facts.max_sequences)
+    return list(dict.fromkeys(order))
+
+
 def results(folder: Path) -> dict[str, Any]:
     """All of it."""
     tokenizer = Tokenizer(smollm2())
@@ -270,6 +284,7 @@ def results(folder: Path) -> dict[str, Any]:
         "expected": expected,
         "found": ours(engine, tokenizer, prompts, asked),
         "seeded": seeded(engine, prompts[1]),
+        "turns": turns(engine, prompts[1]),
         "freed": freed(engine, prompts[1]),
         "refused": [refused(engine, stop_token_ids=range(1000, 1000 + count)) for count in (127, 128)],
         "spelled": [[script, _text(tokenizer, tokenizer.count([script]).ids.tolist())] for script in SCRIPTS],

@@ -112,6 +112,10 @@ def test_a_seeded_text_goes_on_the_same_from_any_cut_and_beside_others(v1: Any, 
     assert seeded["other seed"] != seeded["whole"]
 
 
+def test_a_sequence_whose_turn_is_earlier_takes_the_first_free_place(v1: Any) -> None:
+    assert v1["turns"] == ["first", "question", "bulk"]
+
+
 @pytest.mark.parametrize("runner", ["v1", "v2"])
 def test_what_an_aborted_sequence_held_is_free_before_the_next_step(v1: Any, v2: Any, runner: str) -> None:
     before, during, after = {"v1": v1, "v2": v2["generation"]}[runner]["freed"]
