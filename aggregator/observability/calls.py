@@ -74,14 +74,15 @@ class HttpCall:
     def end(self) -> None:
         """Its response is handed to the network, or its caller went away."""
         status, error = self.status, self._error
-        if not error:
-            error = CANCELLED if not status else str(status) if status >= _SERVER_ERROR else ""
-        if status:
-            self._span.set_attribute("http.response.status_code", status)
-        if error:
-            mark_failed(self._span, error)
-        self._span.end()
         code = str(status) if status else ""
+        if not error:
+            error = CANCELLED if not status else code if status >= _SERVER_ERROR else ""
+        if self._span is not INVALID_SPAN:
+            if status:
+                self._span.set_attribute("http.response.status_code", status)
+            if error:
+                mark_failed(self._span, error)
+            self._span.end()
         self._telemetry.metrics.http_duration.record(
             self._telemetry.clock() - self._started_s, *self._labels, code, error
         )
@@ -101,10 +102,11 @@ class RpcCall:
     def end(self, code: str) -> None:
         """It has this status, by name."""
         error = error_of(code)
-        self._span.set_attribute("rpc.response.status_code", code)
-        if error:
-            mark_failed(self._span, error)
-        self._span.end()
+        if self._span is not INVALID_SPAN:
+            self._span.set_attribute("rpc.response.status_code", code)
+            if error:
+                mark_failed(self._span, error)
+            self._span.end()
         self._telemetry.metrics.rpc_duration.record(
             self._telemetry.clock() - self._started_s, "grpc", self._method, code, error
         )

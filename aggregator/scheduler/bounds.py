@@ -48,6 +48,8 @@ class SharedBound:
         self.total = 0
         self._most = most
         self._reserve = reserve
+        self._all_fit = most // 2 - reserve
+        """Up to so much in total every share has room, whoever has it: the largest holder leaves half of the limit."""
         self._held: dict[str, int] = {}
 
     @property
@@ -63,7 +65,7 @@ class SharedBound:
 
     def fits_share(self, holders: Sequence[str], amount: int) -> bool:
         """Whether `amount` more fits the share of each; the last is the one that may use the reserve."""
-        if not self.total:
+        if not self.total or self.total + amount <= self._all_fit:
             return True
         free: float = self._most - self.total
         if self._held.get(holders[-1]):

@@ -283,13 +283,13 @@ class Dispatcher:
         token_count = sum(item.token_count for item in items)
         budget = min(max(budget, replica.token_budget), self.time_outs.most_tokens(replica, now_s))
         batch_id = next(self._batch_ids)
-        priority = min(item.priority for item in items)
+        priority = min([item.priority for item in items])  # a list: a generator costs each item twice as much
         timeout_s = replica.sent(batch_id, token_count, now_s, budget, priority)
         if self._policy.by_prefix:
             replica.note_prompts(item.token_ids for item in items)
         if len(self.replicas) == 1:
             timeout_s = max(timeout_s, self._policy.lone_timeout_s)
-        urgent_tokens = sum(item.token_count for item in items if item.priority is Priority.INTERACTIVE)
+        urgent_tokens = sum([item.token_count for item in items if item.priority is Priority.INTERACTIVE])
         shared_budget = min(budget, _shared_tokens(replica, urgent_tokens)) if urgent_tokens else budget
         return Batch(
             batch_id, items, token_count, replica, reason, retry, now_s, timeout_s, budget, priority, shared_budget

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from aggregator.admission.ledger import MEMORY_BYTES, Holders, Ledger, LedgerFull, Reached
+from typing_extensions import override
+
+from aggregator.admission.ledger import MEMORY_BYTES, Holders, Ledger, LedgerFull, Reached, Reservation
 from aggregator.errors import NeverFits, Overloaded
 from aggregator.observability.metrics import Limit, Metrics
 from aggregator.request.request import MAX_INPUTS
@@ -144,30 +146,22 @@ class RateLimit:
         return begins_s - now_s
 
 
-class Room:
+class Room(Reservation):
     """The call and the bytes that one request holds, from its arrival until its answer is taken, or it is cancelled."""
 
-    __slots__ = ("_load", "_reservation", "_work")
+    __slots__ = ("_load", "_work")
 
     def __init__(self, load: Load, holders: Holders) -> None:
-        self._reservation = load.ledger.reserve(holders)
+        super().__init__(load.ledger, holders)
         self._work: asyncio.Future[None] | None = None
         self._load = load
         load.calls.take(holders, 1)
-
-    @property
-    def holders(self) -> Holders:
-        return self._reservation.holders
-
-    @property
-    def size_bytes(self) -> int:
-        return self._reservation.size_bytes
 
     def widen(self, size_bytes: int) -> None:
         """Add to the bytes held. Raises Overloaded if they are not free, InvalidRequest if they never are."""
         while True:
             try:
-                self._reservation.grow(size_bytes)
+                self.grow(size_bytes)
             except LedgerFull as full:
                 if full.reached is Reached.NEVER:
                     raise NeverFits(self.size_bytes + size_bytes, self._load.ledger.largest) from None
@@ -178,10 +172,7 @@ class Room:
             else:
                 return
 
-    def charge(self, size_bytes: int) -> None:
-        """Add to the bytes held, whether or not they are free; negative to release."""
-        self._reservation.charge(size_bytes)
-
+    @override
     def also_count_for(self, holder: str) -> None:
         """Count it against the share of one more holder. Raises Overloaded when that share is used up."""
         load, calls = self._load, self._load.calls
@@ -191,7 +182,7 @@ class Room:
         if not fits:
             raise load.refusal(Limit.SHARE_OF_CALLS)
         try:
-            self._reservation.also_count_for(holder)
+            super().also_count_for(holder)
         except LedgerFull:
             raise load.refusal(Limit.SHARE_OF_BYTES) from None
         calls.also_count_for(holder, 1)
@@ -209,10 +200,11 @@ class Room:
 
     def leave(self, _: object = None) -> None:
         """Release it all. Can be the callback of a task."""
-        self._load.arrived(self)
+        load = self._load
+        load.arrived(self)
         work, self._work = self._work, None
         if work is not None and not work.done():
             work.add_done_callback(self.leave)
             return
-        self._load.calls.give_back(self.holders, 1)
-        self._reservation.free()
+        load.calls.give_back(self.holders, 1)
+        self.free()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.scheduler.bounds import Address, Admission, AdmissionPolicy, Bound, Full, SharedBound
+from aggregator.scheduler.bounds import Address, Admission, AdmissionPolicy, Bound, Full, SharedBound, excess
 from aggregator.scheduler.work_item import Priority
 
 INTERACTIVE, DEFAULT, BACKGROUND = Priority
@@ -179,6 +179,21 @@ def test_an_address_leaves_a_sixteenth_to_others() -> None:
     address = Address("10.0.0.1")
     assert [greedy(bound, address, f"connection {number}") for number in range(3)] == [1280, 188, 28]
     assert greedy(bound, Address("10.0.0.2"), "another") == 84
+
+
+@given(st.integers(16, 300), st.data())
+def test_below_half_of_a_limit_every_share_has_room(most: int, data: st.DataObject) -> None:
+    bound = SharedBound(most, most // 16)
+    holders = (Address("10.0.0.1"), "connection")
+    half = most // 2 - most // 16
+    bound.take(holders, data.draw(st.integers(0, half)))
+    amount = half - bound.total
+    assert bound.fits_share(holders, amount)
+    left = most - bound.total - most // 16
+    of_address = -excess(bound.held(holders[0]), 0, left, 15.0)
+    assert amount <= of_address
+    assert excess(bound.held("connection"), amount, of_address, 64 / 11) <= 0
+    assert excess(bound.held("connection"), amount, left) <= 0
 
 
 TENANTS = ("a", "b", "c", "d", "e")
