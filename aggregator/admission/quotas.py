@@ -42,7 +42,7 @@ class Quotas:
 
         A request larger than the bucket fits a full one, and leaves it below zero.
         """
-        rate = self._rate(tenant)
+        rate = self._rate(tenant) if self._limits else inf
         if rate == inf:
             return 0.0
         needed = min(float(token_count), rate * self._policy.burst_s)

@@ -24,6 +24,9 @@ class Wire:
         self.written = b""
         self.is_closed = self.is_paused = False
 
+    def get_extra_info(self, name: str) -> None:
+        """It has no address, and no certificate."""
+
     def write(self, data: bytes) -> None:
         self.written += data
 

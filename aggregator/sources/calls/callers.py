@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from math import inf
 from pathlib import Path
 from typing import TypeGuard
@@ -265,6 +265,12 @@ def tenant_holder(tenant: str) -> str:
     return f"tenant {tenant}"
 
 
+@lru_cache(maxsize=4096)  # as many as there are connections
+def _of_connection(connection: str) -> Holders:
+    """A caller without a name: its address, and its connection there."""
+    return Address(connection.rpartition(":")[0]), connection
+
+
 class Callers:
     """Reads the metadata of calls. With authentication the tenant is the credential's, not the metadata's."""
 
@@ -290,12 +296,13 @@ class Callers:
             tenant = checked_tenant(header(field), field)
         trace = header("traceparent").encode() if self._traced else b""
         priority = _OBJECTIVES.get(header(_OBJECTIVE), self._defaults.priority)
+        holders: Holders
         if caller is not None:
-            holders: Holders = (tenant_holder(tenant),)
+            holders = (tenant_holder(tenant),)
         else:
-            connection = peer()
-            address = Address(connection.rpartition(":")[0])
-            holders = (tenant_holder(tenant), address, connection) if tenant else (address, connection)
+            holders = _of_connection(peer())
+            if tenant:
+                holders = (tenant_holder(tenant), *holders)
         return Identity(self._defaults_of(tenant, priority), trace or None, caller, holders)
 
     def check(self, identity: Identity) -> None:

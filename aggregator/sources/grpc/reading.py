@@ -79,6 +79,7 @@ _PATIENCE_S = _PATIENCE_TICKS * _TICK_S
 _MOST_KNOWN = 4096  # connections may be new ones each time: bounds the memory
 _AT_DEADLINE_S = 0.1
 """A caller cancels its call at the deadline, by its own clock, before or after this side's has passed."""
+_OK = Code.OK.name
 NO_MESSAGE = "the call has no message"
 
 
@@ -295,17 +296,18 @@ def _certificate(context: Context) -> CertificateNames:
     )
 
 
-@dataclass(frozen=True, slots=True)
 class RpcMethod:
     """A method of a service, whose calls are traced and measured."""
 
-    telemetry: CallTelemetry
-    service: str
-    name: str
+    def __init__(self, telemetry: CallTelemetry, service: str, name: str) -> None:
+        self._telemetry = telemetry
+        self._method = f"{service}/{name}"
 
     def open(self, context: Context) -> RpcCall:
-        metadata = context.invocation_metadata() if self.telemetry.tracing.enabled else None
-        return self.telemetry.rpc(f"{self.service}/{self.name}", _text(dict(metadata or ()), "traceparent"))
+        trace = ""
+        if self._telemetry.tracing.enabled:
+            trace = _text(dict(context.invocation_metadata() or ()), "traceparent")
+        return self._telemetry.rpc(self._method, trace)
 
 
 def answering(
@@ -325,7 +327,7 @@ def answering(
         except Exception as error:  # noqa: BLE001 - `failure_of` logs what is not expected
             outcome = failure_of(error)
         if call is not None:
-            call.end((outcome.code if isinstance(outcome, Failure) else Code.OK).name)
+            call.end(outcome.code.name if isinstance(outcome, Failure) else _OK)
         if not isinstance(outcome, Failure):
             return outcome
         ending = abort(context, outcome)

@@ -102,9 +102,10 @@ class Answer(ABC):
 
     def failure(self, request: Request) -> Failure | None:
         """The first failure; None when every input has a result. Of several inputs it names the one at fault."""
-        failure, index = request.failure, request.input_at_fault
+        failure = request.failure
         if failure is None:
             return None
+        index = request.input_at_fault
         if index is None:
             field = self.inputs if failure.field == "inputs" else failure.field
             return renamed(replace(failure, field=field), self.names)

@@ -58,8 +58,7 @@ class HttpExchange(Exchange):
         return request_id if request_id.isprintable() and request_id.isascii() else ""
 
     def peer(self) -> str:
-        address = self._transport.get_extra_info("peername")
-        return f"http:{address[0]}:{address[1]}" if isinstance(address, tuple) else "http:gone"
+        return f"http:{self.peername}"
 
     def certificate(self) -> CertificateNames:
         """The names of a verified client certificate."""

@@ -181,10 +181,9 @@ class OpenAIService(Service):
             remedy = f"did you mean {similar[0]}?" if similar else f"the routes are {', '.join(self._routes)}"
             raise HttpError(404, "unknown_url", f"there is no {exchange.method} {shown(path)}: {remedy}")
         method, serve = route
-        allow = "GET, HEAD" if method == "GET" else method
-        if exchange.method not in allow.split(", "):
+        if exchange.method != method and (method, exchange.method) != ("GET", "HEAD"):
             message = f"{path} takes {method}, not {exchange.method}"
-            raise HttpError(405, "method_not_allowed", message, allow=allow)
+            raise HttpError(405, "method_not_allowed", message, allow="GET, HEAD" if method == "GET" else method)
         if path != "/health":
             self.calls.enter(exchange)
         if method == "GET":

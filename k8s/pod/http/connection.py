@@ -44,7 +44,8 @@ class Connection(Pooled, asyncio.BufferedProtocol):
     """Bytes since the last request, or the last byte of a body: of a head, or of framing."""
     _parts = 0
     """Pieces and chunks parsed in this turn."""
-    _is_broken = _is_paused = False
+    _is_broken = _is_paused = _is_secure = False
+    _peername = ""
 
     def __init__(self, service: Service, connections: Connections) -> None:
         self._service = service
@@ -54,6 +55,9 @@ class Connection(Pooled, asyncio.BufferedProtocol):
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        address = transport.get_extra_info("peername")  # asks the kernel: once a connection
+        self._peername = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "gone"
+        self._is_secure = transport.get_extra_info("sslcontext") is not None
         if not self._connections.enter(self):
             self.abort()
 
@@ -114,7 +118,7 @@ class Connection(Pooled, asyncio.BufferedProtocol):
                 self._connections.set_lingering(self)
         else:
             self._held = data
-            self.turn()
+            self._take_turn()
 
     @property
     def _reads(self) -> bool:
@@ -123,8 +127,10 @@ class Connection(Pooled, asyncio.BufferedProtocol):
     @override
     def turn(self) -> None:
         """Parse what has come, to the end of one request at most, and serve it."""
-        if not self._reads:
-            return
+        if self._reads:
+            self._take_turn()
+
+    def _take_turn(self) -> None:
         if self._held:
             self._read()
         self._advance()
@@ -191,7 +197,7 @@ class Connection(Pooled, asyncio.BufferedProtocol):
         """The bytes are not HTTP: answer that, and parse nothing more."""
         exchange = self._exchange
         if exchange is None:
-            exchange = self._exchange = self._service.exchange(self.transport, self._answered)
+            exchange = self._begin()
         message = "the request is not HTTP, or its headers are too long"
         exchange.error = HttpError(400, "bad_request", message, closes=True)
         exchange.keeps_alive = False
@@ -200,7 +206,12 @@ class Connection(Pooled, asyncio.BufferedProtocol):
     def on_message_begin(self) -> None:
         if self._exchange is not None:
             raise ValueError("the parser sees a request within a request")
-        self._exchange = self._service.exchange(self.transport, self._answered)
+        self._begin()
+
+    def _begin(self) -> Exchange:
+        exchange = self._exchange = self._service.exchange(self.transport, self._answered)
+        exchange.peername, exchange.is_secure = self._peername, self._is_secure
+        return exchange
 
     def on_url(self, part: bytes) -> None:
         self._now.url += part
@@ -245,15 +256,16 @@ class Connection(Pooled, asyncio.BufferedProtocol):
         self._now.add(data)
 
     def on_message_complete(self) -> None:
-        if not self._now.upgrades:
-            self.on_whole_body()
+        exchange = self._now
+        if not exchange.upgrades:
+            exchange.has_body = True
+            self._unproductive = 0
 
     def on_whole_body(self) -> None:
-        exchange = self._now
-        exchange.has_body = True
+        """The body behind an offer to upgrade is there."""
+        self._now.has_body = True
         self._unproductive = 0
-        if exchange.upgrades:
-            self._parser = httptools.HttpRequestParser(self)
+        self._parser = httptools.HttpRequestParser(self)
 
     @property
     def _now(self) -> Exchange:

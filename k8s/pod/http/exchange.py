@@ -79,14 +79,15 @@ class Exchange:
 
     `serve` is called once the body is there, and `on_late` at `deadline_s` (monotonic), if it is not answered then.
     `on_gone`: its caller went away. `on_answered`: its response is written. `counted_bytes`: of a large body, what was
-    checked. `upgrades`: it has a body behind an offer to upgrade, which is not taken.
+    checked. `upgrades`: it has a body behind an offer to upgrade, which is not taken. `peername`: of its client,
+    host:port. `is_secure`: it came over TLS.
     """
 
-    method = path = version = ""
+    method = path = version = peername = ""
     url = b""
     body: bytes | bytearray = b""
     arrived_bytes = counted_bytes = 0
-    has_head = has_body = is_answered = is_written = is_gone = upgrades = keeps_alive = False
+    has_head = has_body = is_answered = is_written = is_gone = upgrades = keeps_alive = is_secure = False
     error: HttpError | None = None
     repeated: tuple[str, ...] = ()
     started_s = 0.0
@@ -154,11 +155,6 @@ class Exchange:
         """The first header of that name, which is in lower case; empty if there is none."""
         value = self.headers.get(name)
         return value.decode(errors="replace") if value else ""
-
-    @property
-    def is_secure(self) -> bool:
-        """Whether it came over TLS."""
-        return self._transport.get_extra_info("sslcontext") is not None
 
     @property
     def peer_certificate(self) -> Mapping[str, Any]:
