@@ -191,11 +191,11 @@ class CommittedOffset:
         in_flight.completed = True
         self.held_bytes -= in_flight.held_bytes
         self.admitted_bytes -= in_flight.admitted_bytes
-        if answer is not None:
-            in_flight.answer = answer
-            self._answers[answer] += 1
         self._highest_completed = max(self._highest_completed, in_flight.offset)
         in_flight_records = self._in_flight
+        if answer is not None and in_flight_records[0] is not in_flight:
+            in_flight.answer = answer
+            self._answers[answer] += 1
         while in_flight_records and in_flight_records[0].completed:
             passed = in_flight_records.popleft().answer
             if passed is not None:

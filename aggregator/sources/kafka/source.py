@@ -191,20 +191,21 @@ class KafkaSource(Source):
         sized: list[Sized] = []
         for request in requests:
             record = record_of(request)
+            topic = record.committed_offset.topic
             if record.timestamp / 1000 - wall_minus_monotonic_s > request.received_s + _CLOCKS_AGREE_S:
-                self._metrics.records_ahead.add(1, record.topic)
+                self._metrics.records_ahead.add(1, topic)
                 request.deadline_s = inf
-            if request.priority > least_urgent.get(record.topic, Priority.INTERACTIVE):
-                least_urgent[record.topic] = request.priority
-            model = request.model
-            if model not in self._asked[record.topic] and self._known(model):
-                self._asked[record.topic].add(model)
+            if request.priority > least_urgent.setdefault(topic, Priority.INTERACTIVE):
+                least_urgent[topic] = request.priority
+            model, asked = request.model, self._asked[topic]
+            if model not in asked and self._known(model):
+                asked.add(model)
             added = sizes.added_bytes(request)
             if record.held_bytes + added > largest:
                 refused.append(refused_for_room(request, record.held_bytes + added, largest))
             else:
                 sized.append((request, added))
-        self._least_urgent |= {record_of(request).topic: Priority.INTERACTIVE for request in requests} | least_urgent
+        self._least_urgent |= least_urgent
         return self._waiting.admit(sized)
 
     def _outranked(self, topic: str) -> bool:

@@ -218,11 +218,14 @@ def parse(
     if not 0 < count <= defaults.max_inputs:
         limit = "at least one input is needed" if not count else f"at most {defaults.max_inputs} are taken"
         raise InvalidRequest(f"{count} inputs: {limit}", "inputs")
-    values: Sequence[Input] = (inputs[0].text,)
+    first = inputs[0]
+    values: Sequence[Input] = (first.text,)
     outcomes: Sequence[Outcome | None] = _ONE_OPEN
+    are_texts = bool(first.text) and not first.spans
     if count > 1:
         values, outcomes = [item.text for item in inputs], [None] * count
-    if not all(values) or any(item.spans for item in inputs):  # token ids, chunks, or nothing at all
+        are_texts = all(values) and not any(item.spans for item in inputs)
+    if not are_texts:  # token ids, chunks, or nothing at all
         values, outcomes = _values(inputs)
         vectors = sum(each.count if isinstance(each, Chunks) else 1 for each in values)
         if vectors > defaults.max_inputs:

@@ -24,6 +24,8 @@ from protos.generation.v1.generation_pb2 import GenerateRequest, GenerateRespons
 from protos.ranking.v1.ranking_pb2 import RankRequest, RankResponse
 
 _LOG = logging.getLogger(__name__)
+_REPLAY = pb.EmbedResponse(replay=True).SerializeToString()
+"""The end of a response that may have come before: protobuf merges messages that are concatenated."""
 _UNENCODABLE = Failure(Code.INTERNAL, "the reply could not be encoded")
 _from_protobuf = pb.EmbedRequest.FromString
 
@@ -181,9 +183,10 @@ def encode(request: Request, reply_id: str, now_s: float, *, as_json: bool) -> b
     """The reply to a completed request; `now_s`: when its generation, if it is one, was complete."""
     try:
         if request.task is Task.EMBED:
-            return (
-                json_of(response(request, reply_id)) if as_json else to_protobuf(request, reply_id) + _replay(request)
-            )
+            if as_json:
+                return json_of(response(request, reply_id))
+            encoded = to_protobuf(request, reply_id)
+            return encoded + _REPLAY if request.replay else encoded
         generates = request.task is Task.GENERATE
         answer = generation.whole(request, reply_id, now_s) if generates else scores.response(request, reply_id)
         return json_of(answer) if as_json else answer.SerializeToString()
@@ -192,11 +195,6 @@ def encode(request: Request, reply_id: str, now_s: float, *, as_json: bool) -> b
         return encode_failure(
             request.request_id, _UNENCODABLE, reply_id, task=request.task, as_json=as_json, replay=request.replay
         )
-
-
-def _replay(request: Request) -> bytes:
-    """The end of a response that may have come before: protobuf merges messages that are concatenated."""
-    return pb.EmbedResponse(replay=True).SerializeToString() if request.replay else b""
 
 
 def encode_failure(
