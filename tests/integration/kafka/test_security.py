@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from aiokafka import errors as kafka_errors
-from aiokafka.protocol.admin import CreateAclsRequest
+from aiokafka.protocol.admin import CreateAclsRequest, DescribeAclsRequest
 
 from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
+from aggregator.sources.kafka.aiokafka_internals import ask
 from aggregator.sources.kafka.connection import check, prepare_topics
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.producer import KafkaProducer
@@ -21,6 +22,7 @@ from k8s.pod.metrics_buffer import MetricsBuffer
 from tests.integration.kafka.secure_broker import APP, APPS_PASSWORD, PASSWORD, USER, SecureKafka, make
 from tests.support.kafka_client import connected_admin
 from tests.support.kafka_clusters import RealCluster, complete, produce, reading, records_of, send_all, until_committed
+from tests.support.until import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -70,12 +72,18 @@ class GuardedCluster(RealCluster):
 
 
 async def grant(bootstrap: str, kind: int, name: str, *operations: int) -> None:
-    """Allow the app what it was not allowed."""
+    """Allow the app what it was not allowed, and wait until the broker follows: it learns of it from the controller."""
     async with connected_admin(bootstrap) as admin:
         for operation in operations:
             request = CreateAclsRequest(kind, name, LITERAL, f"User:{APP}", "*", operation, ALLOW)
             response = await admin._send_to_controller(request)  # noqa: SLF001 - there is no public way
             assert response.creation_responses[0][0] == 0
+            filtered = DescribeAclsRequest(kind, name, LITERAL, f"User:{APP}", "*", operation, ALLOW)
+
+            async def followed(filtered: DescribeAclsRequest = filtered) -> bool:
+                return bool((await ask(admin, filtered)).resources)
+
+            await until(followed)
 
 
 @pytest.fixture(scope="module")
