@@ -300,13 +300,16 @@ class Replica:
         Others' less urgent batches run there, so the end of the running step is not known; what has come by then goes
         into one step.
         """
-        mine = all(out.priority <= priority for out in self._out)
-        return mine and priority < self.least_urgent and self.tokens_out < self.token_budget
+        shared = priority < self.least_urgent and self.tokens_out < self.token_budget
+        return shared and all(out.priority <= priority for out in self._out)
 
     def _ahead(self, priority: Priority) -> int:
         """How many of the batches in flight go before one of this class: the first one runs."""
         out = self._out
-        return next((place for place in range(1, len(out)) if out[place].priority > priority), len(out))
+        ahead = min(1, len(out))
+        while ahead < len(out) and out[ahead].priority <= priority:
+            ahead += 1
+        return ahead
 
     def sent(
         self,
