@@ -12,12 +12,12 @@ from tests.chart.rendering import CHART, VALUES, Object, find, render, run
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
-BATCH, PARTITIONS = 128 * MIB, 264
+BATCH, STREAMS, PARTITIONS = 128 * MIB, 192 * MIB, 72
 LEDGER = "aggregator.config.limits.memory_bytes"
 
 
 def needed_mib(memory_bytes: int, held_tokens: int, models: int = 1) -> int:
-    size_bytes = 300 * MIB + 1.25 * memory_bytes + BATCH + 24 * held_tokens * models + PARTITIONS * MIB
+    size_bytes = 300 * MIB + 1.25 * memory_bytes + BATCH + STREAMS + 24 * held_tokens * models + PARTITIONS * MIB
     return -int(-size_bytes // MIB)
 
 
@@ -74,5 +74,5 @@ def test_whoever_raises_the_ledger_alone_is_told_nothing() -> None:
 def test_the_formula_in_the_docs_is_the_one_that_is_tested() -> None:
     page = (ROOT / "docs/operate.md").read_text()
     assert re.search(
-        r"300 MiB \+ 1\.25 × limits\.memory_bytes \+ 128 MiB \+ 24 bytes × batching\.max_held_tokens", page
+        r"300 MiB \+ 1\.25 × limits\.memory_bytes \+ 128 MiB \+ 192 MiB \+ 24 bytes × batching\.max_held_tokens", page
     )

@@ -179,7 +179,7 @@ startupProbe:
 {{- toYaml (concat $all (index . 1)) -}}
 {{- end -}}
 
-{{/* The memory that an aggregator may take, in MiB: docs/operate.md has the formula. 692 are 300 for the process, 128 for a batch and 264 for partitions. */}}
+{{/* The memory that an aggregator may take, in MiB: docs/operate.md has the formula. 692 are 300 for the process, 128 for a batch, 192 for streams and 72 for partitions. */}}
 {{- define "tokenbatch.aggregatorMiB" -}}
 {{- $ledger := dig "limits" "memory_bytes" 268435456 .Values.aggregator.config | int64 -}}
 {{- $held := dig "batching" "max_held_tokens" 500000 .Values.aggregator.config | int64 -}}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from aiokafka import AIOKafkaProducer
 from loadtest.stack.kafka import KafkaBroker
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.faults.memory_watch import MemoryWatch
-from tests.support.kafka_client import PROTOBUF, Sent, Topics, make_topics, open_kafka_client, query
+from tests.support.kafka_client import PROTOBUF, Sent, Topics, committed, make_topics, open_kafka_client, query
 from tests.support.processes import aggregators, synthetic
+from tests.support.until import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -33,7 +36,7 @@ def short_text(number: int) -> Sent:
 
 
 def many_texts(number: int) -> Sent:
-    """A record of 5 kB whose reply takes 8 MB."""
+    """A record of 5 kB whose reply takes 3.3 MB."""
     texts = [pb.Input(text=f"{number} {each}") for each in range(200)]
     return Sent(pb.EmbedRequest(inputs=texts).SerializeToString(), (PROTOBUF,))
 
@@ -43,48 +46,67 @@ def large_headers(number: int) -> Sent:
     return Sent(query(f"text {number}", f"headers-{number}").value, (PROTOBUF, *headers))
 
 
-CASES: dict[str, tuple[Callable[[int], Sent], int, str | None]] = {
-    "texts of 0.9 MB": (large_text, 200, None),
-    "compressed texts of 0.9 MB": (large_text, 400, "gzip"),
-    "short texts": (short_text, 20_000, None),
-    "many texts a record": (many_texts, 200, None),
-    "headers of 0.4 MB": (large_headers, 400, None),
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """`count` records of a topic."""
+
+    record: Callable[[int], Sent]
+    count: int
+    compression: str | None = None
+
+
+BACKLOGS = {
+    "memory.texts": Backlog(large_text, 200),
+    "memory.compressed": Backlog(large_text, 200, "gzip"),
+    "memory.short": Backlog(short_text, 10_000),
+    "memory.many": Backlog(many_texts, 60),
+    "memory.headers": Backlog(large_headers, 200),
 }
-"""A record, how many of them, and how they are compressed. Of the first and the third a gigabyte would be held."""
+"""With what is made of them and their replies they are more than a gigabyte."""
+REPLIES = "memory.replies"
+MOST_MIB = BASE_MIB + PART_OF_COPIES * LEDGER_MIB + BATCH_MIB + PARTITIONS * len(BACKLOGS)
 
 
-@pytest.mark.parametrize(("record", "count", "compression"), CASES.values(), ids=CASES)
-async def test_memory_stays_within_the_ledger_and_what_a_process_takes(
-    kafka: KafkaBroker, tmp_path: Path, record: Callable[[int], Sent], count: int, compression: str | None
-) -> None:
-    name = f"memory-{list(CASES.values()).index((record, count, compression))}"
-    topics = Topics(f"{name}.requests", f"{name}.replies")
-    size = {"max.message.bytes": "20000000"}
-    await make_topics(
-        kafka.bootstrap, topics.requests, topics.replies, topics.dead_letters, partitions=PARTITIONS, configs=size
-    )
+async def produce(kafka: KafkaBroker, topic: str, backlog: Backlog) -> None:
     producer: Any = AIOKafkaProducer(
-        bootstrap_servers=kafka.bootstrap, max_request_size=2**24, compression_type=compression
+        bootstrap_servers=kafka.bootstrap, max_request_size=2**24, compression_type=backlog.compression
     )
     async with producer:
-        for number in range(count):
-            sent = record(number)
-            await producer.send(
-                topics.requests, value=sent.value, headers=list(sent.headers), partition=number % PARTITIONS
-            )
+        for number in range(backlog.count):
+            sent = backlog.record(number)
+            await producer.send(topic, value=sent.value, headers=list(sent.headers), partition=number % PARTITIONS)
         await producer.flush()
+
+
+async def test_memory_stays_within_the_ledger_and_what_a_process_takes(kafka: KafkaBroker, tmp_path: Path) -> None:
+    """One process reads all of it at once: a topic at its share pauses while the others go on."""
+    count = sum(each.count for each in BACKLOGS.values())
+    size = {"max.message.bytes": "20000000"}
+    await make_topics(kafka.bootstrap, *BACKLOGS, REPLIES, partitions=PARTITIONS, configs=size)
+    for topic, backlog in BACKLOGS.items():
+        await produce(kafka, topic, backlog)
+    settings = {
+        "LIMITS__MEMORY_BYTES": str(LEDGER_MIB << 20),
+        "GRPC__BIND": "",
+        "HTTP__BIND": "",
+        "KAFKA__TOPICS": json.dumps([{"name": topic} for topic in BACKLOGS]),
+    }
+    topics = Topics(next(iter(BACKLOGS)), REPLIES)
     watch = MemoryWatch()
-    settings = {"LIMITS__MEMORY_BYTES": str(LEDGER_MIB << 20), "GRPC__BIND": ""}
     try:
         with (
             synthetic(tmp_path / "engine", SYNTHETIC__DIMENSIONS="4096") as server,
-            aggregators(kafka, tmp_path, name) as start,
+            aggregators(kafka, tmp_path, "memory") as start,
         ):
             running = await asyncio.to_thread(start, server, topics=topics, settings=settings)
             watch.add(running.process.pid)
-            async with open_kafka_client(kafka.bootstrap, topics) as desk:
-                await desk.until_committed(running.group, timeout_s=400)
-                assert await desk.written_replies() == count
+
+            async def all_committed() -> bool:
+                return sum((await committed(kafka.bootstrap, running.group)).values()) == count
+
+            await until(all_committed, 400.0, every_s=0.5)
+            async with open_kafka_client(kafka.bootstrap, topics) as client:
+                assert await client.written_replies() == count
     finally:
         watch.stop()
-    assert 100 < watch.peak_mib < BASE_MIB + PART_OF_COPIES * LEDGER_MIB + BATCH_MIB + PARTITIONS
+    assert 100 < watch.peak_mib < MOST_MIB
