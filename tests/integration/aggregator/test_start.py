@@ -137,13 +137,14 @@ def test_check_names_every_file_name_and_port_that_cannot_be_used(taken_port: in
         MODELS='[{"name": "m", "servers": ["nowhere.invalid:1", "dns://nowhere.invalid:2", "k8s://a.b:3"]}]',
     )
     assert (ended.returncode, ended.stderr) == (1, "")
-    settings = {line.split()[1].rstrip(":") for line in ended.stdout.splitlines() if line.startswith("problem: ")}
-    assert settings >= {
+    problems = [line for line in ended.stdout.splitlines() if line.startswith("problem: ")]
+    for setting in (
         *("kafka.sasl.token_file", "kafka.ssl.ca_file", "redis.user.password_file", "tokenizer.cache", "http.bind"),
         *("grpc.tls.cert_file", "grpc.tls.key_file", "grpc.tls.client_ca_file"),
         *("grpc.authentication.tokens_file", "grpc.authentication.jwt.jwks_file"),
-        *(f"models[0].servers[{place}]" for place in range(3)),
-    }
+        *(f"models[0].servers[{place}]" for place in range(3)),  # also where the resolver takes too long
+    ):
+        assert any(setting in problem for problem in problems), (setting, problems)
 
 
 def test_an_unreachable_broker_ends_the_start_in_time() -> None:
@@ -161,7 +162,7 @@ def test_an_unreachable_broker_ends_the_start_in_time() -> None:
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("TELEMETRY__METRICS_BIND", "metrics cannot be served on 127.0.0.1:"),
+        ("TELEMETRY__METRICS_BIND", "telemetry.metrics_bind 127.0.0.1:"),
         ("GRPC__BIND", "grpc.bind 127.0.0.1:"),
         ("DEMAND__BIND", "demand.bind 127.0.0.1:"),
     ],
