@@ -38,7 +38,7 @@ def test_the_limit_of_memory_is_that_of_the_formula_by_the_defaults() -> None:
 
 
 @pytest.mark.parametrize("version", [3, 4])
-def test_the_limit_of_memory_follows_what_the_ledger_and_the_queue_may_hold(version: int) -> None:
+def test_the_limit_of_memory_follows_the_ledger_and_the_queue(version: int) -> None:
     held = "aggregator.config.batching.max_held_tokens=4000000"
     found = limits("--set", f"{LEDGER}=1073741824,{held}", version=version)
     assert found == {"memory": f"{needed_mib(1 << 30, 4_000_000)}Mi"}

@@ -319,7 +319,7 @@ async def read(consumer: Any, count: int) -> list[tuple[int, str]]:
     return sorted(found)
 
 
-async def test_every_outcome_over_kafka_has_the_spans_of_its_topics_and_is_counted(stack: Stack) -> None:
+async def test_every_outcome_over_kafka_has_its_spans_and_is_counted(stack: Stack) -> None:
     traces, topics = Traces(), [stack.topic(task) + end for task in TASKS for end in (REPLIES, DEAD)]
     written = [
         (number, stack.topic(case.task) + end) for number, case in enumerate(KAFKA_CASES) for end in case.written

@@ -178,6 +178,7 @@ def test_an_address_leaves_a_sixteenth_to_others() -> None:
     bound = SharedBound(1600)
     address = Address("10.0.0.1")
     assert [greedy(bound, address, f"connection {number}") for number in range(3)] == [1280, 188, 28]
+    assert not bound.fits_share((address, "a fourth"), 84)
     assert greedy(bound, Address("10.0.0.2"), "another") == 84
 
 

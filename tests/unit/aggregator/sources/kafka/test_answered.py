@@ -58,6 +58,15 @@ def test_each_record_goes_back_to_the_revision_that_answered_it() -> None:
     assert before.model_revision(0, "m") == "", "nothing is known before the first"
 
 
+def test_answers_that_the_position_passed_are_forgotten() -> None:
+    committed_offset = CommittedOffset("in", 0, 0)
+    records = delivered(committed_offset, *range(4))
+    for record in (records[1], records[2], records[0]):
+        committed_offset.complete(record, OLD)
+    assert committed_offset.position == 3
+    assert replayed(committed_offset) == Answered()
+
+
 def test_only_the_very_records_that_expired_expire_again() -> None:
     committed_offset = CommittedOffset("in", 0, 0)
     records = delivered(committed_offset, *range(6))
