@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import suppress
 from functools import partial
 from threading import Thread
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from kubernetes import client, config, watch
 from kubernetes.config.incluster_config import SERVICE_HOST_ENV_NAME
@@ -17,6 +17,7 @@ from urllib3.exceptions import HTTPError
 
 from k8s.kube.objects import KubernetesError, Object, slices_of
 from k8s.pod.errors import StartError
+from k8s.pod.trust import trusting
 
 _TIMEOUT_S = 10.0  # no stop waits longer for the network
 _CONNECT_S = 5.0  # a server that is there answers within a round trip
@@ -62,6 +63,9 @@ class Kubernetes:
         configuration.retries = False  # callers retry
         configuration.keep_alive = True
         self._client = client.ApiClient(configuration)
+        if configuration.verify_ssl:
+            pools: Any = self._client.rest_client.pool_manager
+            pools.connection_pool_kw["ssl_context"] = trusting(configuration.ssl_ca_cert)
         self._client.user_agent = "tokenbatch"
         self._discovery = client.DiscoveryV1Api(self._client)
 

@@ -26,6 +26,7 @@ from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX
 from k8s.pod.addresses import split_servers
 from k8s.pod.errors import StartError
 from k8s.pod.files import all_readable, paths
+from k8s.pod.trust import trusting
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5  # a broker that restarts takes seconds
@@ -195,7 +196,7 @@ def _listed(names: Collection[str]) -> str:
 
 
 def _ssl_context(settings: KafkaSettings) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=settings.ssl.ca_file)
+    context = trusting(settings.ssl.ca_file)
     if settings.ssl.cert_file is not None:
         context.load_cert_chain(settings.ssl.cert_file, settings.ssl.key_file)
     return context

@@ -26,6 +26,7 @@ from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX
 from k8s.pod.addresses import split_servers
 from k8s.pod.errors import StartError
 from k8s.pod.files import all_readable
+from k8s.pod.trust import NOT_DEMANDED
 
 _LOG = logging.getLogger(__name__)
 _UNHEALTHY_S = 10.0  # shorter trouble, such as a failover, passes by itself
@@ -67,7 +68,8 @@ def connect(settings: RedisSettings) -> Any:
     if tls.enabled:
         all_readable(tls, "redis.tls")
         files = {"ssl_ca_certs": tls.ca_file, "ssl_certfile": tls.cert_file, "ssl_keyfile": tls.key_file}
-        options |= {"ssl": True, **{name: str(file) for name, file in files.items() if file is not None}}
+        options |= {"ssl": True, "ssl_exclude_verify_flags": [NOT_DEMANDED]}
+        options |= {name: str(file) for name, file in files.items() if file is not None}
     all_readable(settings.user, "redis.user")
     if settings.user.password_file is not None:
         password = settings.user.password_file.read_text().strip()

@@ -101,7 +101,7 @@ WRONG = {
 async def test_what_is_wrong_on_the_wire_is_named_and_its_connection_closed(
     sent: bytes, status: int, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(TIMEOUT_S, State.BODY, 0.5)
+    monkeypatch.setitem(TIMEOUT_S, State.BODY, 0.5 if code == "request_timeout" else 30.0)
     monkeypatch.setitem(TIMEOUT_S, State.LINGERING, 0.2)
     async with http_door() as (door, session), connected(door.http) as (reader, writer):
         writer.write(sent)

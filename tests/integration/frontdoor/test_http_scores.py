@@ -165,7 +165,7 @@ async def test_a_text_gets_its_classes() -> None:
     [
         ("/rerank", {"query": "", "documents": ["a"]}, "query"),
         ("/rerank", {"query": "a", "documents": []}, "documents"),
-        ("/rerank", {"query": "a", "documents": ["a"] * 1001}, "documents"),
+        ("/rerank", {"query": "a", "documents": ["a"] * 2049}, "documents"),
         ("/rerank", {"query": "a", "documents": ["", ""]}, "documents[0]"),
         ("/rerank", {"query": "a", "documents": ["a", {}]}, "documents[1]"),
         ("/rerank", {"query": "a", "documents": ["a", {"content": []}]}, "documents[1].content"),

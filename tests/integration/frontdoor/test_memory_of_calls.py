@@ -29,7 +29,7 @@ async def test_the_body_that_arrives_slowest_ends_where_all_is_held() -> None:
         readers: list[asyncio.StreamReader] = []
         for _ in range(3):
             reader, writer = await connections.enter_async_context(connected(door.http))
-            writer.write(HEAD + b"content-length: 4000000\r\n\r\n" + b" " * 330_000)
+            writer.write(HEAD + b"content-length: 4000000\r\n\r\n" + b" " * 310_000)
             readers.append(reader)
         await until(lambda: door.figure("embed.calls.held") > 900_000)
         await asyncio.sleep(0.5)  # so long nothing comes of them

@@ -76,10 +76,12 @@ def withheld(topic: str) -> Generator[asyncio.Event]:
     """Let nothing be written to a topic until the event is set."""
     opened, really_write = asyncio.Event(), Writer.write
 
-    async def write(self: Writer, tp: TopicPartition, records: Sequence[OutgoingRecord]) -> Exception | None:
+    async def write(
+        self: Writer, tp: TopicPartition, records: Sequence[OutgoingRecord], *, own_clock: bool
+    ) -> Exception | None:
         if tp.topic == topic:
             await opened.wait()
-        return await really_write(self, tp, records)
+        return await really_write(self, tp, records, own_clock=own_clock)
 
     with patch.object(Writer, "write", write):
         yield opened
