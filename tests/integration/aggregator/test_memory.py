@@ -21,7 +21,7 @@ from tests.support.until import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
-BASE_MIB, PART_OF_COPIES, BATCH_MIB = 300, 1.25, 128
+BASE_MIB, PART_OF_COPIES, BATCH_MIB, STREAMS_MIB, HELD_TOKENS_MIB = 300, 1.25, 128, 192, 11
 LEDGER_MIB = 64
 TEXT = ("a good question " * 60_000)[:900_000]
 PARTITIONS = 2
@@ -64,7 +64,9 @@ BACKLOGS = {
 }
 """With what is made of them and their replies they are more than a gigabyte."""
 REPLIES = "memory.replies"
-MOST_MIB = BASE_MIB + PART_OF_COPIES * LEDGER_MIB + BATCH_MIB + PARTITIONS * len(BACKLOGS)
+MOST_MIB = (
+    BASE_MIB + PART_OF_COPIES * LEDGER_MIB + BATCH_MIB + STREAMS_MIB + HELD_TOKENS_MIB + PARTITIONS * len(BACKLOGS)
+)
 
 
 async def produce(kafka: KafkaBroker, topic: str, backlog: Backlog) -> None:

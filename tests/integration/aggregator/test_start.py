@@ -116,7 +116,8 @@ def test_check_tells_a_wrong_broker_in_one_line() -> None:
     ended = aggregator("--check", KAFKA__BOOTSTRAP_SERVERS=f"localhost:{port},nowhere.invalid:1", MODELS=UNFOLLOWED)
     assert (ended.returncode, ended.stderr) == (1, "")
     (line,) = [line for line in ended.stdout.splitlines() if "kafka" in line]
-    assert line.startswith(f"problem: kafka: no broker answers at localhost:{port} (")
+    assert line.startswith("problem: kafka: no broker answers at ")
+    assert f"localhost:{port} (" in line
     assert "nowhere.invalid:1 (" in line
     assert line.endswith("; is kafka.bootstrap_servers right, and kafka.security_protocol?")
 
