@@ -7,7 +7,7 @@ the lines.
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -41,6 +41,11 @@ def add_settings(parser: ArgumentParser, settings_type: type[BaseModel], prefix:
     parser.add_argument(
         "--show-settings", action="store_true", help="print the settings in force as YAML, secrets masked, and exit"
     )
+
+
+def add_config(parser: ArgumentParser, meaning: str) -> None:
+    """Give a subcommand `--config`, without a default, so that the same option before the command's name holds too."""
+    parser.add_argument("--config", type=Path, default=SUPPRESS, metavar="FILE", help=meaning)
 
 
 def help_text(settings_type: type[BaseModel], prefix: str) -> str:

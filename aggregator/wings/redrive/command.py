@@ -20,6 +20,7 @@ from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings
 from aggregator.wings.redrive.dead_letters import Wanted
 from aggregator.wings.redrive.redrive import RedriveError, Redriven, RedrivePlan, redrive
 from k8s.pod.errors import StartError
+from k8s.pod.help import add_config
 from k8s.pod.settings import load
 
 PURPOSE = "put dead letters back on their Kafka topics, after a fix"
@@ -30,11 +31,8 @@ _SHOWN_EVERY_S = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config(parser, "the aggregator's settings as YAML")
     group = parser.add_argument_group("where; how to log in is among the aggregator's settings")
-    # Without a default of its own, `--config` before the command's name holds as well.
-    group.add_argument(
-        "--config", type=Path, default=argparse.SUPPRESS, metavar="FILE", help="the aggregator's settings as YAML"
-    )
     group.add_argument("--bootstrap", metavar="HOST:PORT", help="Kafka's; absent: kafka.bootstrap_servers")
     group.add_argument("--from", dest="letters_topic", required=True, metavar="TOPIC-dlt", help="the dead letters")
     group.add_argument("--to", default="", metavar="TOPIC", help="absent: each dead letter's own original topic")

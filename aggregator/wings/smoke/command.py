@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -31,6 +30,7 @@ from k8s.kube.client import connect
 from k8s.kube.external_metrics import GROUP, PATH, VERSION, holder
 from k8s.kube.objects import KubernetesError
 from k8s.pod.errors import StartError
+from k8s.pod.help import add_config
 from k8s.pod.settings import load
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
@@ -290,10 +290,7 @@ async def prove(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    # Without a default of its own, `--config` before the command's name holds as well.
-    parser.add_argument(
-        "--config", type=Path, default=argparse.SUPPRESS, metavar="FILE", help="the aggregator's settings as YAML"
-    )
+    add_config(parser, "the aggregator's settings as YAML")
     parser.add_argument("--grpc", metavar="HOST:PORT", help="an aggregator's gRPC port; without it not by gRPC")
     parser.add_argument("--http", metavar="HOST:PORT", help="an aggregator's HTTP port; without it not over HTTP")
     parser.add_argument(
