@@ -16,14 +16,14 @@ from aggregator.admission.models import Canary, Model, Models
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.errors import unless_cancelled
 from aggregator.observability.metrics import Metrics
-from aggregator.observability.page import LivePages
 from aggregator.observability.tracing import Tracing
+from aggregator.pipeline.demand_meter import DemandMeter
 from aggregator.pipeline.pipeline import Pipeline
 from aggregator.replicas.discovery import Discovery, ReadyAggregators, Target
 from aggregator.replicas.pool import ModelServers
-from aggregator.reports.demand import DemandMeter, DemandReport, DemandServer
+from aggregator.reports.demand import DemandReport, DemandServer
 from aggregator.reports.gauges import GAUGES, OnLoop, gauge_values
-from aggregator.reports.live import LiveFeed
+from aggregator.reports.state import AggregatorState
 from aggregator.request.request import GRPC, HTTP, Backlog, Source
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget.controller import SlaGoal
@@ -47,10 +47,15 @@ from aggregator.tokenizers.cache import TokenizerCache
 from aggregator.tokenizers.counting import INLINE_CHARACTERS, Counting
 from aggregator.tokenizers.tokenizer import Tokenizer
 from aggregator.wings.fast_tokenizer.fast_path import fast_path
+from aggregator.wings.page.live import live_pages
 from k8s.pod import open_files, telemetry
-from k8s.pod.monitoring import Heartbeat
+from k8s.pod.monitoring import Heartbeat, Pages
 
 _LOG = logging.getLogger(__name__)
+PAGES: Sequence[Callable[[AggregatorState], Pages]] = [
+    live_pages,
+]
+"""What else the monitoring port shows."""
 _CLOSE_TIMEOUT_S = 5.0  # to commit and disconnect; twice of it is kept of the grace period
 _CLAIMED_BATCHES = 8
 """For each server: one runs, one is staged, some are on their way, and the rest is there to choose from."""
@@ -189,17 +194,18 @@ class Aggregator:
             await source.prepare(settings.lifecycle.connect_timeout_s)
         read_gauges = OnLoop(lambda: gauge_values(self._models, self._backlogs()))
         self._telemetry.buffer.gauges(GAUGES, read_gauges)
-        feed = LiveFeed(
+        state = AggregatorState(
             self._models,
-            self._pool.troubles,
             self._metrics,
-            meter=self._meter,
+            self._meter,
+            self._pool.troubles,
             backlogs=None if all(source.refusable for source in self.sources) else self._backlogs,
-            away=lambda: [why for source in self.sources if (why := source.trouble())],
+            broker_troubles=lambda: [why for source in self.sources if (why := source.trouble())],
             slo_s=settings.sla.latency_s,
             few_files=few_files(settings),
         )
-        self._telemetry.show(LivePages(feed))
+        for open_pages in PAGES:
+            self._telemetry.show(open_pages(state))
         ready = self._telemetry.health.ready
         ready["models"] = self._models_ready
         ready.update((source.name, source.trouble) for source in self.sources if not source.refusable)

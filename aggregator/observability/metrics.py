@@ -5,14 +5,13 @@ A `Metrics` needs no reader: tests and tools make one with `Metrics(MetricsBuffe
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from aggregator.errors import Code
 from aggregator.observability.costs import Costs
-from aggregator.observability.recorder import Recorder
+from aggregator.observability.observer import Observer
 from aggregator.observability.tracing import PROVIDER
 from aggregator.request.generation import Generation
 from aggregator.request.request import Failure
@@ -98,11 +97,10 @@ class Metrics:
         self,
         buffer: MetricsBuffer,
         slo_s: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
         tenants: Collection[str] = (),
     ) -> None:
         """`slo_s`: the latency target; later replies are counted as violations. `tenants`: they are always named."""
-        self.recorder = Recorder(clock)
+        self.observer = Observer()
         self.costs = Costs(buffer, tenants)
         self._buffer = buffer
         self._slo_s = slo_s
@@ -145,7 +143,7 @@ class Metrics:
         """A batch was computed: how long the engine step took, and how long the engine idled before it."""
         self._engine_duration.record(report.step_duration_s, batch.replica.name)
         self._engine_idle.add(report.idle_before_s, batch.replica.name)
-        self.recorder.batch_done(batch, task, report, now_s)
+        self.observer.batch_done(batch, task, report, now_s)
 
     def embedded(self, model: str, batch: Batch, code: Code, now_s: float) -> None:
         """A batch that was sent came back, with vectors or this error."""
@@ -164,7 +162,7 @@ class Metrics:
         for code, count in codes.items():
             self._requests.add(count, source, code.name)
         self._e2e_duration.record_all(latencies_s, source)
-        self.recorder.answered(source, latencies_s)
+        self.observer.answered(source, latencies_s)
         if self._slo_s is not None:
             self._slo_violations.add(sum(latency_s > self._slo_s for latency_s in latencies_s), source)
 

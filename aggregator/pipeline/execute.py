@@ -85,7 +85,7 @@ class BatchExecutor:
         now_s = self.clock()
         model_revision.dispatcher.done(batch, report, now_s)
         if report is not None:
-            self.metrics.recorder.batch_done(batch, Task.GENERATE, report, now_s)
+            self.metrics.observer.batch_done(batch, Task.GENERATE, report, now_s)
         return []
 
     def _answered(
@@ -108,7 +108,7 @@ class BatchExecutor:
             return []
         whole = len(failed) == len(batch.items)
         if whole:
-            self.metrics.recorder.batch_failed(batch, description.task, Code(result.errors[0][1]), now_s)
+            self.metrics.observer.batch_failed(batch, description.task, Code(result.errors[0][1]), now_s)
         else:
             self.metrics.batch_done(batch, description.task, report, now_s)
         if description.task is Task.EMBED:
@@ -201,7 +201,7 @@ class BatchExecutor:
         self.tracing.failed(error.code)
         dispatcher, now_s = model_revision.dispatcher, self.clock()
         task = model_revision.description.task
-        self.metrics.recorder.batch_failed(batch, task, error.code, now_s)
+        self.metrics.observer.batch_failed(batch, task, error.code, now_s)
         if task is Task.EMBED:
             self.metrics.embedded(model_revision.description.model, batch, error.code, now_s)
         if isinstance(error, ModelServerBusy):

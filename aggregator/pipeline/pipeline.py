@@ -27,9 +27,9 @@ from aggregator.model_server import ModelServer
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.completion import Completion, complete_input
+from aggregator.pipeline.demand_meter import DemandMeter
 from aggregator.pipeline.execute import BatchExecutor
 from aggregator.replicas.pool import ModelServers
-from aggregator.reports.demand import DemandMeter
 from aggregator.request.request import Failure, Receive, Request, Source
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.work_item import Query

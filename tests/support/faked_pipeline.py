@@ -137,7 +137,7 @@ class FakedPipeline:
         self.embeds = self.model.tasks[Task.EMBED]
         dispatch = replace(DispatchPolicy(), **policy)
         models = Models([self.model], dispatch, None, FakeCounting, goal)
-        self.metrics = Metrics(MetricsBuffer(), clock=lambda: asyncio.get_running_loop().time())
+        self.metrics = Metrics(MetricsBuffer())
         self.pipeline = Pipeline(
             models,
             self.pool,

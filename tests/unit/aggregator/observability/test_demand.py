@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from aggregator.reports.demand import _RECENT_TOKENS, DemandMeter, DemandReport  # pyright: ignore[reportPrivateUsage]
+from aggregator.pipeline.demand_meter import _RECENT_TOKENS, DemandMeter  # pyright: ignore[reportPrivateUsage]
+from aggregator.reports.demand import DemandReport
 from aggregator.request.generation import Generation
 from aggregator.request.request import REDIS, Backlog, Held
 from aggregator.scheduler.budget.controller import SlaGoal

@@ -6,10 +6,10 @@ from math import inf
 from types import SimpleNamespace
 
 from aggregator.errors import Code
-from aggregator.observability.recorder import KEPT_S, MOST_BATCHES, MOST_REPLICAS, Recorder
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, SendReason, StepReport
 from aggregator.scheduler.work_item import Priority, Query, Task, WorkItem
+from aggregator.wings.page.recorder import KEPT_S, MOST_BATCHES, MOST_REPLICAS, Recorder
 from tests.support.fake_source import GRPC
 from tests.support.faked_pipeline import CURVE
 from tests.support.virtual_time import ManualClock

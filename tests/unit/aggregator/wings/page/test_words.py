@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from aggregator.observability.metrics import Totals
-from aggregator.reports.words import Scaling, Work, bottleneck, other_problems
+from aggregator.wings.page.words import Scaling, Work, bottleneck, other_problems
 
 
 def scaling(required: float | None = 1.0, serving: int = 1, model: str = "m") -> Scaling:

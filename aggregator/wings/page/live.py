@@ -14,17 +14,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from aggregator.admission.models import Model, Models
+from aggregator.admission.models import Model
 from aggregator.model_server import GenerationLoad
-from aggregator.observability.metrics import Metrics
-from aggregator.observability.page import live_page
-from aggregator.observability.recorder import KEPT_S
-from aggregator.observability.viewers import Feed
-from aggregator.replicas.discovery import Target
-from aggregator.reports.demand import DemandMeter
-from aggregator.reports.live_points import POINTS, Points, generating, is_saturated, tokens_by_place
-from aggregator.reports.words import Scaling, Work, anchor, bottleneck, other_problems, server_problems
-from aggregator.request.request import Backlogs
+from aggregator.reports.state import AggregatorState
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.rates import BusyShare
 from aggregator.scheduler.replica import STATES, Replica
@@ -37,6 +29,12 @@ from aggregator.scheduler.required_replicas import (
     required_replicas,
 )
 from aggregator.scheduler.work_item import Task
+from aggregator.wings.page.pages import LivePages, live_page
+from aggregator.wings.page.points import POINTS, Points, generating, is_saturated, tokens_by_place
+from aggregator.wings.page.recorder import KEPT_S, Recorder
+from aggregator.wings.page.viewers import Feed
+from aggregator.wings.page.words import Scaling, Work, anchor, bottleneck, other_problems, server_problems
+from k8s.pod.monitoring import Pages
 from protos.aggregator.v1 import aggregator_pb2 as pb
 
 _TIMEOUT_S = 1.0  # a loop that is silent for longer is worth a line on the page
@@ -45,42 +43,31 @@ _STATES = 10
 _MOST_LANES, _MOST_PARTITIONS = 64, 64  # as many as fit a screen
 
 
+def live_pages(state: AggregatorState) -> Pages:
+    """The page of an aggregator, to be made on its event loop."""
+    return LivePages(LiveFeed(state))
+
+
 class LiveFeed(Feed):
     """The state that the page shows. Made on the event loop; `read` is called by the viewers' thread."""
 
-    def __init__(
-        self,
-        models: Models,
-        troubles: Callable[[], Sequence[tuple[Target, str]]],
-        metrics: Metrics,
-        *,
-        meter: DemandMeter,
-        backlogs: Backlogs | None = None,
-        away: Callable[[], Sequence[str]] = list,
-        slo_s: float | None = None,
-        few_files: str = "",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`troubles`: why each configured server is not used; empty if it is. `backlogs`: None without a broker.
-
-        `away`: says which brokers cannot be reached. `few_files`: the consequence of the limit of open files.
-        """
-        self._models = models
-        self._troubles = troubles
-        self._metrics = metrics
-        self._meter = meter
-        self._backlogs = backlogs or list
-        self._has_brokers = backlogs is not None
-        self._away = away
-        self._slo_s = slo_s
-        self._few_files = few_files
+    def __init__(self, state: AggregatorState, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._models = state.models
+        self._troubles = state.server_troubles
+        self._meter = state.meter
+        self._backlogs = state.backlogs or list
+        self._has_brokers = state.backlogs is not None
+        self._away = state.broker_troubles
+        self._slo_s = state.slo_s
+        self._few_files = state.few_files
         self._clock = clock
+        state.metrics.observer = self._recorder = Recorder(clock)
         self._name = socket.gethostname()
         self._loop = asyncio.get_running_loop()
         self._busy = BusyShare()
         self._states: deque[tuple[bool, bool]] = deque(maxlen=_STATES)
         self._looked_s = -inf
-        self._points = Points(models, metrics, meter)
+        self._points = Points(state, self._recorder)
         self._history: deque[Mapping[str, object]] = deque(maxlen=POINTS)
         self._steps_until_s: dict[str, float] = {}
         self._number = 0
@@ -115,7 +102,7 @@ class LiveFeed(Feed):
 
     def read_on_loop(self, *, full: bool) -> tuple[object, object]:
         now_s = self._clock()
-        recorder = self._metrics.recorder
+        recorder = self._recorder
         recorder.look()
         if now_s - self._looked_s > KEPT_S:
             self._points.forget()

@@ -15,8 +15,7 @@ from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Model, Models
 from aggregator.model_server import GenerationCosts
 from aggregator.replicas.discovery import Target
-from aggregator.reports.live import LiveFeed
-from aggregator.reports.live_points import tokens_by_place
+from aggregator.reports.state import AggregatorState
 from aggregator.request.request import Backlog
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.dispatcher import DispatchPolicy
@@ -24,6 +23,8 @@ from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.replica import ReplicaPolicy
 from aggregator.scheduler.required_replicas import DRAIN_S, UTILISATION
 from aggregator.scheduler.work_item import Task
+from aggregator.wings.page.live import LiveFeed
+from aggregator.wings.page.points import tokens_by_place
 from tests.support.fake_source import KAFKA
 from tests.support.fake_tokenizer import FakeTokenizer
 from tests.support.faked_pipeline import CURVE, DESCRIPTION, MODEL, FakeCounting, FakedPipeline, new_engine
@@ -46,14 +47,9 @@ class Looker:
     """Reads events as viewers get them."""
 
     def __init__(self, faked: FakedPipeline, servers: Servers | None = None, **options: Any) -> None:
-        self.feed = LiveFeed(
-            faked.pipeline.models,
-            (servers or Servers()).troubles,
-            faked.metrics,
-            meter=faked.pipeline.meter,
-            clock=asyncio.get_running_loop().time,
-            **options,
-        )
+        troubles = (servers or Servers()).troubles
+        state = AggregatorState(faked.pipeline.models, faked.metrics, faked.pipeline.meter, troubles, **options)
+        self.feed = LiveFeed(state, clock=asyncio.get_running_loop().time)
 
     def look(self, *, full: bool = False) -> dict[str, Any]:
         event, all_of_it = self.feed.read_on_loop(full=full)
@@ -177,7 +173,7 @@ def test_tokens_of_running_sequences_are_at_the_servers_until_they_end() -> None
 
 @in_virtual_time
 async def test_while_the_event_loop_does_not_run_the_viewers_hear_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aggregator.reports.live._TIMEOUT_S", 0.01)
+    monkeypatch.setattr("aggregator.wings.page.live._TIMEOUT_S", 0.01)
     async with FakedPipeline(new_engine()).started() as faked:
         feed = Looker(faked).feed
         event, everything = feed.read(full=True)  # on the loop, which it holds up

@@ -20,10 +20,7 @@ _HEADERS = {
 
 
 class Feed(Protocol):
-    """The state that viewers see; called on a thread.
-
-    A Protocol, because it is read by `reports`, a layer above this one.
-    """
+    """The state that viewers see; called on a thread."""
 
     def read(self, *, full: bool) -> tuple[object, object]:
         """The events since the last call; and, if `full`, the whole state for a new viewer, else None."""

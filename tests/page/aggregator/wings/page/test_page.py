@@ -8,7 +8,7 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.page.conftest import GENERATING, Browser, Stack
+from tests.page.aggregator.wings.page.conftest import GENERATING, Browser, Stack
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

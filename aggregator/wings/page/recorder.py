@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from aggregator.errors import Code
+from aggregator.observability.observer import Observer
 from aggregator.request.request import Request
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import StepReport
@@ -69,7 +71,7 @@ class Recent(NamedTuple):
     first_tokens_s: Sequence[float]
 
 
-class Recorder:
+class Recorder(Observer):
     """The events of the last minute. Used on the event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -91,8 +93,8 @@ class Recorder:
             self.take()
         self._until_s, self._looks_until_s = now_s + KEPT_S, now_s + _LOOKS_S
 
+    @override
     def batch_done(self, batch: Batch, task: Task, report: StepReport, now_s: float) -> None:
-        """A batch was computed; of prompts: each has its first token."""
         if now_s >= self._until_s:
             return
         self._add(batch, task, report, now_s, "")
@@ -108,12 +110,14 @@ class Recorder:
             if request.generation is not None and batch.packed_s <= request.generation.first_token_s < inf:
                 self._first_tokens.append(request.generation.first_token_s - request.received_s)
 
+    @override
     def batch_failed(self, batch: Batch, task: Task, code: Code, now_s: float) -> None:
         if now_s >= self._until_s:
             return
         report = StepReport(batch.token_count, max(0.0, now_s - batch.packed_s), 0, 0.0, 0.0)
         self._add(batch, task, report, now_s, code.name)
 
+    @override
     def answered(self, source: str, latencies_s: Sequence[float]) -> None:
         if self._clock() < self._looks_until_s:
             self._latencies.setdefault(source, []).append(np.array(latencies_s, np.float64))

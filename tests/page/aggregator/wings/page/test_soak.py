@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from loadtest.clients.prometheus import totals
-from tests.page.conftest import Browser, Stack
+from tests.page.aggregator.wings.page.conftest import Browser, Stack
 
 DURATION_S, RESTARTS = 1800.0, 10
 GROWTH = 1.2

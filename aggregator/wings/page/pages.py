@@ -13,13 +13,13 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from aggregator.observability.viewers import Feed, Viewers
+from aggregator.wings.page.viewers import Feed, Viewers
 from k8s.pod.http.exchange import Exchange
 from k8s.pod.monitoring import Pages
 
 _HTML = "text/html; charset=utf-8"
 _STATIC = Path(__file__).parent / "static"
-_RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"
+_RUNBOOK = Path(__file__).parents[3] / "docs" / "runbook.md"
 _NO_OTHER_HOST = "default-src 'none'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _RUNBOOK_HTML = """<!doctype html>
 <html lang="en">

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from aggregator.admission.models import Models
 from aggregator.model_server import ModelServer
-from aggregator.observability.metrics import Metrics, Totals
-from aggregator.observability.recorder import KEPT_S, Waits
-from aggregator.observability.viewers import EVERY_S
-from aggregator.reports.demand import DemandMeter
+from aggregator.observability.metrics import Totals
+from aggregator.reports.state import AggregatorState
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.work_item import Priority
+from aggregator.wings.page.recorder import KEPT_S, Recorder, Waits
+from aggregator.wings.page.viewers import EVERY_S
 
 POINTS = int(KEPT_S / EVERY_S)
 _SECOND = int(1.0 / EVERY_S)
@@ -38,10 +38,11 @@ class _Reading:
 class Points:
     """Differences and recent values since the last look. Used on the event loop."""
 
-    def __init__(self, models: Models, metrics: Metrics, meter: DemandMeter) -> None:
-        self._models = models
-        self._metrics = metrics
-        self._meter = meter
+    def __init__(self, state: AggregatorState, recorder: Recorder) -> None:
+        self._models = state.models
+        self._metrics = state.metrics
+        self._meter = state.meter
+        self._recorder = recorder
         self._readings: deque[_Reading] = deque(maxlen=POINTS)
         self._latencies: deque[Mapping[str, npt.NDArray[np.float64]]] = deque(maxlen=_SECOND)
         self._waits: deque[Mapping[str, Sequence[Waits]]] = deque(maxlen=_SECOND)
@@ -52,7 +53,7 @@ class Points:
         self._readings.clear()
 
     def take(self, now_s: float) -> Mapping[str, object]:
-        recent = self._metrics.recorder.take()
+        recent = self._recorder.take()
         self._latencies.append(recent.latencies_s)
         self._waits.append(recent.waits)
         self._first_tokens.append(recent.first_tokens_s)

@@ -18,9 +18,9 @@ import pytest
 from typing_extensions import override
 
 from aggregator.observability import viewers
-from aggregator.observability.page import LivePages
-from aggregator.observability.viewers import Feed
-from aggregator.reports import words
+from aggregator.wings.page import words
+from aggregator.wings.page.pages import LivePages
+from aggregator.wings.page.viewers import Feed
 from k8s.pod import telemetry
 from k8s.pod.http.connections import TIMEOUT_S, State
 from k8s.pod.telemetry import Telemetry, TelemetrySettings

@@ -1,0 +1,23 @@
+"""A hook for each batch and answer as it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aggregator.errors import Code
+from aggregator.scheduler.dispatcher import Batch
+from aggregator.scheduler.replica import StepReport
+from aggregator.scheduler.work_item import Task
+
+
+class Observer:
+    """One that is told of batches and answers on the event loop. This one ignores them; `wings/page` draws them."""
+
+    def batch_done(self, batch: Batch, task: Task, report: StepReport, now_s: float) -> None:
+        """A batch was computed; of prompts: each has its first token."""
+
+    def batch_failed(self, batch: Batch, task: Task, code: Code, now_s: float) -> None:
+        """A batch failed as a whole."""
+
+    def answered(self, source: str, latencies_s: Sequence[float]) -> None:
+        """Requests of a source were answered, so many seconds after their intake."""

@@ -1,0 +1,30 @@
+"""What a report of one aggregator is read from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aggregator.admission.models import Models
+from aggregator.observability.metrics import Metrics
+from aggregator.pipeline.demand_meter import DemandMeter
+from aggregator.replicas.discovery import Target
+from aggregator.request.request import Backlogs
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatorState:
+    """The parts of one aggregator that can be read; on the event loop only.
+
+    `server_troubles`: why each configured server is not used; empty if it is. `backlogs`: None without a broker.
+    `broker_troubles`: says which brokers cannot be reached. `few_files`: the consequence of the limit of open files.
+    """
+
+    models: Models
+    metrics: Metrics
+    meter: DemandMeter
+    server_troubles: Callable[[], Sequence[tuple[Target, str]]]
+    backlogs: Backlogs | None = None
+    broker_troubles: Callable[[], Sequence[str]] = list
+    slo_s: float | None = None
+    few_files: str = ""
