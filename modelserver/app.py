@@ -22,6 +22,7 @@ from modelserver.metrics import Metrics
 from modelserver.model_files import ModelFiles
 from modelserver.profile.measure import Profile
 from modelserver.profile.throughput import with_backlog
+from modelserver.registry import ALTERNATIVES
 from modelserver.scheduler.embedding_batches import EmbeddingBatches
 from modelserver.scheduler.embedding_steps import EmbeddingSteps
 from modelserver.scheduler.generation_steps import GenerationSteps
@@ -84,7 +85,7 @@ class Server:
         self._failure: Exception | None = None
         self._loop = asyncio.get_running_loop()
         self._watch = Watch()
-        self._start = EngineStart(settings, files, lambda: self._metrics.fallbacks.add(1), self._watch)
+        self._start = EngineStart(settings, files, ALTERNATIVES, lambda: self._metrics.fallbacks.add(1), self._watch)
         self._degraded = ""
         self._engine_loop = self._engine_loop_of(tasks)
         self._metrics_address = telemetry.metrics_address

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from modelserver.engines.choice import Choice, build, build_generator
+from modelserver.engines.choice import Alternative, Choice, build, build_generator
 from modelserver.engines.engine import Engine, EngineFacts, Generator
 from modelserver.engines.self_check import EmbeddingsAlone, difference
 from modelserver.errors import CannotStart, TasksDisturb
@@ -41,6 +41,7 @@ class EngineStart:
 
     settings: ModelServerSettings
     files: ModelFiles
+    alternatives: Mapping[str, Alternative]
     on_fallback: Callable[[], None]
     watch: Watch
     facts: EngineFacts | None = field(default=None, init=False)
@@ -55,7 +56,7 @@ class EngineStart:
         """Load a model that embeds, on the calling thread. Raises CannotStart."""
         began_s = self._loading()
         with self.watch.phase(Phase.LOAD):
-            choice = build(self.settings, self.files)
+            choice = build(self.settings, self.files, self.alternatives)
         self._loaded(choice.engine.facts, began_s)
         if choice.fallback:
             self.on_fallback()

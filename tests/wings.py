@@ -175,6 +175,8 @@ def quick(wing: Wing, copy: Path) -> Iterator[str]:
     )
     if folders:
         yield from _fails(copy, sys.executable, "-c", _IMPORT_EACH.format(folders=folders))
+    else:
+        yield from _fails(copy, sys.executable, "-c", "import modelserver.__main__, modelserver.app")
 
 
 def whole(wing: Wing, copy: Path) -> Iterator[str]:

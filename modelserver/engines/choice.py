@@ -1,4 +1,4 @@
-"""Build the engine that the settings name; choose between the two vLLM engines by a self-check."""
+"""Build the engine that the settings name: of vLLM in process, of an alternative over its weights, or synthetic."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from modelserver.engines.engine import EMBED_AND_GENERATE, Engine, EngineFacts, Generator, Scoring, StepThreads, Task
 from modelserver.engines.model_config import read_scoring, synthetic_scoring
 from modelserver.engines.pooling import Embedding, Modules, read_embedding, read_modules
-from modelserver.engines.self_check import compare
 from modelserver.engines.synthetic import Poison, SyntheticEngine, SyntheticGenerator, synthetic_facts
 from modelserver.errors import CannotStart, ModelServerError
 from modelserver.model_files import ModelFiles
@@ -22,7 +21,6 @@ from modelserver.tokenizer_check import compare_tokenizer, prompt_tokens
 
 if TYPE_CHECKING:
     from modelserver.engines.core import CoreEngine, LoadOptions
-    from modelserver.engines.direct import DirectEngine
 
 L = TypeVar("L")
 
@@ -39,7 +37,7 @@ _SYNTHETIC_KV_TOKENS = 1 << 18  # 256 sequences of 1,024 tokens
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The engine to serve with; `fallback`: why the direct engine, which was tried, does not serve; or empty.
+    """The engine to serve with; `fallback`: why the alternative, which was tried, does not serve; or empty.
 
     `threads`: of its steps, where it computes on a CPU.
     """
@@ -49,17 +47,28 @@ class Choice:
     threads: StepThreads | None = None
 
 
-def build(settings: ModelServerSettings, files: ModelFiles) -> Choice:
-    """Load the model on the calling thread. Raises CannotStart."""
-    if settings.engine.kind == "synthetic":
+Alternative = Callable[["CoreEngine"], Choice]
+"""Makes another engine over the weights of a loaded one, and chooses between the two; a wing's (ADR 55)."""
+
+
+def build(settings: ModelServerSettings, files: ModelFiles, alternatives: Mapping[str, Alternative]) -> Choice:
+    """Load the model on the calling thread. Raises CannotStart.
+
+    `alternatives`: by the name that `engine.kind` has for them; without any, vLLM's own way serves.
+    """
+    kind = settings.engine.kind
+    if kind == "synthetic":
         return Choice(_synthetic(settings, files))
+    if kind not in ("auto", "core", *alternatives):
+        raise CannotStart(f"engine.kind is {kind}, which this build does not have: set it to auto")
     core = _core(settings, files)
     threads = core.threads if core.facts.on_cpu else None
-    if settings.engine.kind == "core" or (settings.engine.kind == "auto" and files.is_causal and not core.facts.on_cpu):
+    if kind == "core" or not alternatives or (kind == "auto" and files.is_causal and not core.facts.on_cpu):
         return Choice(core, threads=threads)
-    choice = choose(core, lambda: _direct(core))
-    if choice.fallback and settings.engine.kind == "direct":
-        raise CannotStart(f"engine.kind is direct, but {choice.fallback}")
+    choose = next(iter(alternatives.values())) if kind == "auto" else alternatives[kind]
+    choice = choose(core)
+    if choice.fallback and kind != "auto":
+        raise CannotStart(f"engine.kind is {kind}, but {choice.fallback}")
     return replace(choice, threads=threads)
 
 
@@ -154,26 +163,6 @@ def _runs_code(settings: ModelServerSettings) -> bool:
     return bool(settings.engine.vllm_options.get("trust_remote_code"))
 
 
-def choose(core: Engine, make_direct: Callable[[], Engine]) -> Choice:
-    """The direct engine where it can be made and agrees with the core engine, else the core engine and why."""
-    try:
-        direct = make_direct()
-        agreement = compare(direct, core)
-    except Exception as error:  # noqa: BLE001 - private interfaces fail in any way; the general engine remains
-        return _fallback(core, f"the direct way fails: {type(error).__name__}: {error}")
-    if not agreement.agrees:
-        apart = f"{agreement.difference:.2g} where {agreement.tolerance:.2g} is allowed"
-        return _fallback(core, f"the direct way disagrees with the general one by {apart}")
-    _log.info("the direct way agreed", extra={"difference": agreement.difference, "tolerance": agreement.tolerance})
-    return Choice(direct)
-
-
-def _fallback(core: Engine, reason: str) -> Choice:
-    _log.warning("fell back to the general engine", extra={"reason": reason})
-    core.recover()
-    return Choice(core, reason)
-
-
 def _core(settings: ModelServerSettings, files: ModelFiles) -> CoreEngine:
     from modelserver.engines.core import load  # noqa: PLC0415 - loads torch and vLLM
 
@@ -229,12 +218,6 @@ def _described(error: Exception) -> str:
     raised = traceback.extract_tb(error.__traceback__)[-1]
     said = _LISTED.sub("", " ".join(str(error).split()))[:_LONGEST_REASON] or raised.line
     return f"{type(error).__name__}: {said} (raised by {raised.name} in {raised.filename}, line {raised.lineno})"
-
-
-def _direct(core: CoreEngine) -> DirectEngine:
-    from modelserver.engines.direct import DirectEngine  # noqa: PLC0415 - torch and vLLM are loaded by now
-
-    return DirectEngine(core)
 
 
 def _synthetic(settings: ModelServerSettings, files: ModelFiles) -> Engine:

@@ -31,13 +31,12 @@ from modelserver import model_files  # noqa: E402
 from modelserver.engines import choice  # noqa: E402
 from modelserver.engines import core as core_module  # noqa: E402
 from modelserver.engines.core import CoreEngine, LoadOptions, chosen_dtype, engine_config, load  # noqa: E402
-from modelserver.engines.direct import DirectEngine  # noqa: E402
 from modelserver.engines.engine import Engine  # noqa: E402
-from modelserver.engines.self_check import compare  # noqa: E402
 from modelserver.engines.vllm_internals import captured as captured_sizes  # noqa: E402
 from modelserver.engines.vllm_internals import runner_of  # noqa: E402
 from modelserver.errors import CannotStart, EngineBroken  # noqa: E402
 from modelserver.model_files import locate  # noqa: E402
+from modelserver.registry import ALTERNATIVES  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings  # noqa: E402
 from tests.integration.modelserver.texts import generated, questions, token_ids  # noqa: E402
 
@@ -80,8 +79,14 @@ def embed(engine: Engine, queries: list[list[int]]) -> Vectors:
     return np.concatenate(parts)
 
 
+def alternatives(core: CoreEngine) -> dict[str, Engine]:
+    """The engines beside vLLM's own way that agree with it, by name."""
+    chosen = {name: choose(core) for name, choose in ALTERNATIVES.items()}
+    return {name: choice.engine for name, choice in chosen.items() if not choice.fallback}
+
+
 def minilm_float32() -> dict[str, Any]:
-    """LLM.embed and both engines on one loaded model, then what a broken step leaves behind."""
+    """LLM.embed and every engine on one loaded model, then what a broken step leaves behind."""
     queries = token_ids(texts())
     llm = LLM(
         str(locate("", "")),
@@ -95,14 +100,10 @@ def minilm_float32() -> dict[str, Any]:
     outputs = llm.embed([TokensPrompt(prompt_token_ids=query) for query in queries], use_tqdm=False)
     client: Any = llm.llm_engine.engine_core
     core = CoreEngine(client.engine_core)
-    direct = DirectEngine(core)
-    result: dict[str, Any] = {
-        "oracle": np.array([output.outputs.embedding for output in outputs], np.float32),
-        "core": embed(core, queries),
-        "direct": embed(direct, queries),
-        "difference": compare(direct, core).difference,
-    }
-    result |= {"recovers": [_recovers(engine) for engine in (core, direct)], "breaks": _breaks(core)}
+    engines: dict[str, Engine] = {"core": core, **alternatives(core)}
+    result: dict[str, Any] = {"oracle": np.array([output.outputs.embedding for output in outputs], np.float32)}
+    result |= {name: embed(engine, queries) for name, engine in engines.items()}
+    result |= {"recovers": {name: _recovers(engine) for name, engine in engines.items()}, "breaks": _breaks(core)}
     core.close()
     return result
 
@@ -154,9 +155,8 @@ def _threads(core: CoreEngine) -> list[int]:
 def minilm_bfloat16() -> dict[str, Any]:
     """What bfloat16 makes of the questions."""
     core = load(options(str(locate("", "")), "bfloat16"))
-    direct = DirectEngine(core)
-    agreement = compare(direct, core)
-    result = {"direct": embed(direct, token_ids(texts()[:QUESTIONS])), "agrees": agreement.agrees}
+    engines: dict[str, Engine] = {"core": core, **alternatives(core)}
+    result: dict[str, Any] = {name: embed(engine, token_ids(texts()[:QUESTIONS])) for name, engine in engines.items()}
     core.close()
     return result
 
@@ -164,15 +164,15 @@ def minilm_bfloat16() -> dict[str, Any]:
 def freed() -> dict[str, Any]:
     """Bytes of a model's weights while its engines serve, and once they are closed, though they are still known."""
     core = load(options(str(locate("", ""))))
-    direct = DirectEngine(core)
-    embed(direct, [[101, 2054, 102]])
+    serving = [core, *alternatives(core).values()][-1]
+    embed(serving, [[101, 2054, 102]])
     weights = [weakref.ref(each) for each in runner_of(core.core).model.parameters()]
 
     def alive() -> int:
         return sum(each.nbytes for each in (weight() for weight in weights) if each is not None)
 
     before = alive()
-    direct.close()
+    serving.close()
     gc.collect()
     return {"bytes": [before, alive()]}
 
@@ -236,8 +236,12 @@ def refused(folder: Path) -> dict[str, Any]:
         (linked / "config.json").unlink()
         (linked / "config.json").write_text(json.dumps({**config, **entries}), encoding="utf-8")
         settings, files = ModelServerSettings(engine=EngineSettings(kind="core")), model_files.read(linked, "")
-        said[name] = [_refusal(partial(job, settings, files)) for job in (choice.check, choice.build)]
+        said[name] = [_refusal(partial(job, settings, files)) for job in (choice.check, _build)]
     return said
+
+
+def _build(settings: ModelServerSettings, files: model_files.ModelFiles) -> choice.Choice:
+    return choice.build(settings, files, ALTERNATIVES)
 
 
 def _refusal(job: Callable[[], object]) -> str:

@@ -11,8 +11,8 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,14 @@ from transformers import (  # noqa: E402
 
 from modelserver import model_files  # noqa: E402
 from modelserver.engines import choice  # noqa: E402
-from modelserver.engines.direct import DirectEngine, NotDirect  # noqa: E402
 from modelserver.engines.engine import Engine, Spans  # noqa: E402
 from modelserver.errors import CannotStart  # noqa: E402
+from modelserver.registry import ALTERNATIVES  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings  # noqa: E402
 from protos.modelserver.v1.fingerprint import TOKENIZER_FILE  # noqa: E402
 from tests.integration.modelserver import run_engines, tiny_models  # noqa: E402
 from tests.integration.modelserver.model_families import DISTILBERT, ENCODER, QWEN3, SIZE  # noqa: E402
-from tests.integration.modelserver.run_engines import CACHE_BLOCKS, STEP_TOKENS, embed  # noqa: E402
+from tests.integration.modelserver.run_engines import CACHE_BLOCKS, STEP_TOKENS, alternatives, embed  # noqa: E402
 from tests.integration.modelserver.several_engines import several_engines  # noqa: E402
 
 WORDS = 30522
@@ -198,17 +198,15 @@ def settings() -> ModelServerSettings:
 
 
 def apart(folder: Path, expected: Vectors, of_spans: Vectors | None) -> dict[str, Any]:
-    """How far each engine is from the expected vectors; without "direct" where there is no such engine."""
+    """How far each engine is from the expected vectors; an alternative is left out where it does not agree."""
     files = model_files.read(folder, "")
     tokenizer = Tokenizer.from_buffer(files.tokenizer[TOKENIZER_FILE])
     tokenizer.no_padding()
     tokenizer.no_truncation()
     prompted = [prompt + text for prompt in (files.query_prompt, files.document_prompt) for text in TEXTS]
     queries = [each.ids for each in tokenizer.encode_batch(prompted)]
-    core = choice.build(settings(), files).engine
-    engines: dict[str, Engine] = {"core": core}
-    with suppress(NotDirect):
-        engines["direct"] = DirectEngine(core)  # type: ignore[arg-type]  # kind core builds a CoreEngine
+    core = choice.build(settings(), files, ALTERNATIVES).engine
+    engines: dict[str, Engine] = {"core": core, **alternatives(core)}  # type: ignore[arg-type]  # it is a CoreEngine
     found = {name: _finished(embed(engine, queries), normalizes=files.normalizes) for name, engine in engines.items()}
     said = {"dimensions": core.facts.dimensions, "expected_dimensions": expected.shape[1]}
     if core.facts.pools_spans:
@@ -247,7 +245,7 @@ def refused(folder: Path) -> Iterator[dict[str, Any]]:
         content = json.loads((copied / path).read_text(encoding="utf-8"))
         (copied / path).write_text(json.dumps({**content, **change}), encoding="utf-8")
         said: list[str] = []
-        for job in (choice.check, choice.build):
+        for job in (choice.check, partial(choice.build, alternatives=ALTERNATIVES)):
             try:
                 job(settings(), model_files.read(copied, ""))
             except CannotStart as error:

@@ -19,11 +19,11 @@ from transformers import AutoModel  # noqa: E402
 
 from modelserver import model_files  # noqa: E402
 from modelserver.engines import choice, vllm_generator  # noqa: E402
-from modelserver.engines.core import CoreEngine, load  # noqa: E402
-from modelserver.engines.direct import DirectEngine, NotDirect  # noqa: E402
+from modelserver.engines.core import load  # noqa: E402
 from modelserver.engines.vllm_generator import VllmGenerator  # noqa: E402
 from modelserver.engines.vllm_internals import runner_of  # noqa: E402
 from modelserver.model_files import locate  # noqa: E402
+from modelserver.registry import ALTERNATIVES  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings  # noqa: E402
 from protos.modelserver.v1 import modelserver_pb2 as pb  # noqa: E402
 from tests.integration.modelserver import tiny_models  # noqa: E402
@@ -45,7 +45,8 @@ def embeddings(kind: str, folder: Path) -> dict[str, Any]:
     core = load(options(str(folder / kind)))
     runner = type(runner_of(core.core)).__mro__[1].__module__
     found, expected = embed(core, queries), model.pooled(queries)
-    result = {"runner": runner, "difference": _difference(found, expected), "direct": _direct(core)}
+    refusals = [choose(core).fallback for choose in ALTERNATIVES.values()]
+    result = {"runner": runner, "difference": _difference(found, expected), "refusals": refusals}
     core.close()
     return result
 
@@ -72,7 +73,7 @@ def minilm() -> float:
     """The same of MiniLM's, on the engine that a model server builds."""
     path = locate("", "")
     settings = ModelServerSettings(engine=EngineSettings(kind="core", dtype="float32", step_tokens=256))
-    engine = choice.build(settings, model_files.read(path, "")).engine
+    engine = choice.build(settings, model_files.read(path, ""), ALTERNATIVES).engine
     body = AutoModel.from_pretrained(path).eval()
     queries = token_ids(questions(QUESTIONS))
     expected = tiny_models.TinyModel(body, body, "mean", encoder_only=True, size=384).pooled(queries)
@@ -84,14 +85,6 @@ def minilm() -> float:
 def _difference(found: Any, expected: Any) -> float:
     units = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in (found, expected)]
     return float(np.abs(units[0] - units[1]).max())
-
-
-def _direct(core: CoreEngine) -> str:
-    try:
-        DirectEngine(core)
-    except NotDirect as error:
-        return str(error)
-    return ""
 
 
 def _generated(engine: VllmGenerator, count: int, **sampling: Any) -> list[int]:

@@ -16,9 +16,11 @@ import numpy.typing as npt
 import pytest
 
 from modelserver.engines.model_config import capture_sizes
+from modelserver.registry import ALTERNATIVES
 from tests.integration.modelserver.texts import generated, questions, token_ids
 
 LAB_S = 600
+ENGINES = ("core", *ALTERNATIVES)
 QUESTIONS = 60
 MEANS = ("mean", "mean-without-prompt", "norm", "norm-old", "residual")
 BERTS = (
@@ -72,7 +74,7 @@ def test_the_texts_span_1_to_256_tokens_and_several_scripts() -> None:
     assert len(set(lengths)) > 20
 
 
-@pytest.mark.parametrize("engine", ["core", "direct"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_in_float32_vectors_equal_those_of_llm_embed(lab: Lab, engine: str) -> None:
     ours, oracle = lab.array("minilm_float32", engine), lab.array("minilm_float32", "oracle")
     assert ours.shape == oracle.shape
@@ -85,14 +87,15 @@ def test_a_closed_engine_frees_the_weights_before_the_next_one_is_loaded(lab: La
     assert after == 0
 
 
-@pytest.mark.parametrize("engine", ["core", "direct"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_vectors_are_pooled_but_not_normalised(lab: Lab, engine: str) -> None:
     assert (np.abs(np.linalg.norm(lab.array("minilm_float32", engine), axis=1) - 1) > 0.1).all()
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("job", "least"), [("minilm_float32", 0.99999), ("minilm_bfloat16", 0.999)])
-def test_vectors_point_where_those_of_sentence_transformers_do(lab: Lab, job: str, least: float) -> None:
-    found = unit(lab.array(job, "direct"))
+def test_vectors_point_where_those_of_sentence_transformers_do(lab: Lab, job: str, least: float, engine: str) -> None:
+    found = unit(lab.array(job, engine))
     cosines = (found * lab.array("reference", "vectors")[: len(found)]).sum(axis=1)
     assert cosines.min() >= least
 
@@ -102,7 +105,7 @@ def test_bfloat16_is_chosen_where_the_processor_multiplies_it(lab: Lab, able: st
     assert lab.figure("dtypes", able) == dtype
 
 
-def test_vllm_captures_the_graphs_asked_for_and_the_direct_engine_none(lab: Lab) -> None:
+def test_vllm_captures_the_graphs_asked_for_and_none_if_none_are(lab: Lab) -> None:
     assert lab.figure("captured", "asked") == list(capture_sizes(1024))
     assert lab.figure("captured", "direct") == lab.figure("captured", "eager") == []
     assert lab.figure("captured", "own") == [16, 64]
@@ -128,13 +131,8 @@ def test_check_and_the_start_refuse_alike_a_model_that_cannot_be_served(lab: Lab
     assert "\n" not in checked
 
 
-def test_the_self_check_finds_the_direct_way_equal(lab: Lab) -> None:
-    assert lab.figure("minilm_float32", "difference") <= 1e-5
-    assert lab.figure("minilm_bfloat16", "agrees")
-
-
 def test_an_id_outside_the_vocabulary_would_be_survived_by_the_engine(lab: Lab) -> None:
-    assert lab.figure("minilm_float32", "recovers") == [True, True]
+    assert lab.figure("minilm_float32", "recovers") == dict.fromkeys(ENGINES, True)
 
 
 def test_a_query_too_long_for_the_engine_would_be_told_as_a_break(lab: Lab) -> None:
@@ -150,13 +148,13 @@ def test_vllm_leaves_the_threads_of_a_step_to_the_model_server(lab: Lab) -> None
     assert lab.figure("minilm_rebuilt", "threads") == [1, 3, 3]
 
 
-@pytest.mark.parametrize("engine", ["core", "direct"])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", BERTS)
 def test_the_vectors_are_those_of_sentence_transformers(lab: Lab, name: str, engine: str) -> None:
     assert lab.of(name)[engine] <= 1e-5
 
 
-@pytest.mark.parametrize("engine", ["core", "direct"])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", MEANS)
 def test_spans_are_the_means_of_transformers_states(lab: Lab, name: str, engine: str) -> None:
     assert lab.of(name)["spans"][engine] <= 1e-5
@@ -174,7 +172,7 @@ def test_another_pooling_pools_no_spans(lab: Lab, name: str) -> None:
 @pytest.mark.parametrize("name", ["padded", "decoder"])
 def test_a_model_that_only_core_computes_has_the_same_modules(lab: Lab, name: str) -> None:
     assert lab.of(name)["core"] <= 1e-5
-    assert "direct" not in lab.of(name)
+    assert lab.of(name).keys().isdisjoint(ALTERNATIVES)
 
 
 @pytest.mark.parametrize("name", [*BERTS, "padded", "decoder", "mean-decoder"])

@@ -112,7 +112,7 @@ def _read_of_vllm(tree: ast.Module) -> Iterator[str]:
 
 
 def _imports() -> Iterator[tuple[str, str]]:
-    for file in ENGINES.glob("*.py"):
+    for file in Path("modelserver").rglob("*.py"):
         for node in ast.walk(_parsed(file)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "vllm":
                 yield from ((node.module or "", name.name) for name in node.names)

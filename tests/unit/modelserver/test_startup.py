@@ -91,7 +91,7 @@ def test_a_fallback_is_told_and_a_rebuild_measures_nothing_again(
     bounds = [64]
     monkeypatch.setattr(startup, "measure_threads", lambda *_: bounds.pop())
     told: list[int] = []
-    start = EngineStart(settings_of(tmp_path), files, lambda: told.append(1), WATCH)
+    start = EngineStart(settings_of(tmp_path), files, {}, lambda: told.append(1), WATCH)
     start.embedding()
     first, steps = start.profile, len(engine.steps)
     start.embedding()
@@ -114,7 +114,7 @@ def test_a_rebuild_that_hangs_is_overdue_as_the_first_load_is(
         return Choice(engine)
 
     monkeypatch.setattr(startup, "build", build)
-    start = EngineStart(settings_of(tmp_path), files, lambda: None, watch)
+    start = EngineStart(settings_of(tmp_path), files, {}, lambda: None, watch)
     start.embedding()
     start.embedding()
     assert overdue == [None, "load takes longer than 1 s"]

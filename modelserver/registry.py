@@ -1,0 +1,13 @@
+"""The wings of the model server: a line in each table that its core reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from modelserver.engines.choice import Alternative
+from modelserver.wings.direct.choice import choose_direct
+
+ALTERNATIVES: Mapping[str, Alternative] = {
+    "direct": choose_direct,
+}
+"""Engines beside vLLM's own way, by the name that `engine.kind` has for them; `auto` tries the first."""
