@@ -28,6 +28,11 @@ class BatchFigures:
         return self.tokens / self.batches if self.batches else 0.0
 
     @property
+    def token_budget(self) -> float:
+        """Mean token budget, weighted by the tokens of the batches; 0 without batches."""
+        return self.tokens / self.fills if self.fills else 0.0
+
+    @property
     def fill(self) -> float:
         """Mean share of the token budget that batches used; 0 without batches."""
         return self.fills / self.batches if self.batches else 0.0

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from loadtest.stack.errors import StackError
@@ -20,7 +20,7 @@ _FILE_NAME = "stack.json"
 class Addresses:
     """host:port of each part; `http` and `metrics` are the aggregator's. `page`: the URL of its live page.
 
-    `redis` is empty unless its streams are read.
+    `modelserver_metrics`: where the model servers' monitoring listens. `redis` is empty unless its streams are read.
     """
 
     kafka: str
@@ -30,6 +30,7 @@ class Addresses:
     modelservers: list[str]
     page: str
     redis: str = ""
+    modelserver_metrics: list[str] = field(default_factory=list[str])
 
     def write(self, folder: Path) -> None:
         """Put them into `folder`/stack.json, at once or not at all."""

@@ -19,6 +19,7 @@ from loadtest.stack.part import Part
 from loadtest.stack.ports import choose_port
 from loadtest.stack.redis import RedisServer
 from loadtest.stack.service import FOR_WHOLE_TEXTS, Aggregator, ModelServer, Service
+from loadtest.texts import minilm_ranker
 
 
 @dataclass(slots=True)
@@ -152,13 +153,13 @@ class Stack:
             for number, (port, metrics_port) in enumerate(ports)
         ]
         servers = [server.address for server in self.model_servers]
-        models = [{"name": self.model, "servers": servers}]
+        models: list[dict[str, object]] = [{"name": self.model, "servers": servers}]
         if plan.ranker:
             ranker = ModelServer(
                 logs / "ranker.log", model_path=plan.ranker, settings={"MODEL__TASK": "rank"}, name="ranking server"
             )
             self.model_servers.append(ranker)
-            models.append({"name": ranker.model, "servers": [ranker.address]})
+            models.append({"name": ranker.model, "aliases": [minilm_ranker.ALIAS], "servers": [ranker.address]})
         self._aggregator = Aggregator(
             logs / "aggregator.log",
             kafka=kafka,
@@ -181,6 +182,7 @@ class Stack:
             [server.address for server in self.model_servers],
             f"http://{self._aggregator.metrics_address}/",
             redis,
+            [server.metrics_address for server in self.model_servers],
         )
         self._starting: list[Part] = []
 

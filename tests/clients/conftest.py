@@ -12,10 +12,11 @@ import pytest
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.redis import UNSYNCED, RedisServer
 from loadtest.stack.service import Aggregator, ModelServer
+from loadtest.texts.minilm_ranker import ALIAS
+from loadtest.texts.minilm_ranker import NAME as RANKING
 from loadtest.texts.smollm2 import NAME as GENERATING
 from tests.support.listening import MODEL_FOLDER
 
-RANKING = "ranker"
 CHAT_TEMPLATE = "{% for each in messages %}{{ each.role }}: {{ each.content }} {% endfor %}assistant:"
 
 
@@ -31,7 +32,7 @@ class Stack:
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One for all clients."""
+    """One for all clients, whose models have the names that `make up` gives them."""
     folder = tmp_path_factory.mktemp("stack")
     synthetic = {"ENGINE__KIND": "synthetic", "PROFILE__ENABLED": "false"}
     model = folder / "model"
@@ -49,7 +50,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         models = [
             {"name": server.model, "servers": [server.address]},
             {"name": GENERATING, "servers": [generating.address]},
-            {"name": RANKING, "servers": [ranking.address]},
+            {"name": RANKING, "aliases": [ALIAS], "servers": [ranking.address]},
         ]
         with Aggregator(
             folder / "aggregator.log",

@@ -102,8 +102,11 @@ def test_it_embeds_prints_working_commands_and_restarts_on_the_same_data(tmp_pat
             assert row in shown
         assert "question nearest among them cosine" in shown.replace("┃ ", "")
         addresses = json.loads((run.folder / "stack.json").read_text())
-        assert sorted(addresses) == ["grpc", "http", "kafka", "metrics", "modelservers", "page"]
+        assert sorted(addresses) == [
+            *("grpc", "http", "kafka", "metrics", "modelserver_metrics", "modelservers", "page")
+        ]
         listening = [*(addresses[name] for name in ("grpc", "http", "kafka", "metrics")), *addresses["modelservers"]]
+        listening += addresses["modelserver_metrics"]
         assert all(map(is_open, listening))
         assert run.output.startswith(f"==> the live page: {addresses['page']}")
         with urllib.request.urlopen(addresses["page"], timeout=30) as page:  # noqa: S310 - of this stack
@@ -141,7 +144,8 @@ def test_users_retrieve_on_a_mixed_server_and_on_a_split_pair(tmp_path: Path) ->
         assert run.exit_code() == 0, run.output
         shown = words(run.output)
         assert "4 users retrieve among 200 real questions, 2 loops each" in shown
-        rows = re.findall(r"(one mixed server|a split pair) ([\d.]+) ([\d.]+) s ([\d.]+) s", shown)
+        assert "3 more runs, in turns: about" in shown
+        rows = re.findall(r"(one mixed server|a split pair) ([\d.]+) ([\d.]+) to ([\d.]+) ([\d.]+) s ([\d.]+) s", shown)
         assert [servers for servers, *_ in rows] == ["one mixed server", "a split pair"]
         assert all(float(figure) > 0.0 for _, *figures in rows for figure in figures)
         assert not (run.folder / "stack.json").exists()

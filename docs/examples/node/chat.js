@@ -1,6 +1,7 @@
 import OpenAI from "openai";
 
-const client = new OpenAI({ baseURL: `http://${process.env.HTTP_TARGET}/v1`, apiKey: process.env.EMBED_TOKEN ?? "none" });
+const target = process.env.HTTP_TARGET ?? "localhost:8000";
+const client = new OpenAI({ baseURL: `http://${target}/v1`, apiKey: process.env.EMBED_TOKEN ?? "none" });
 const events = await client.chat.completions.create({
   model: "smollm2-135m-instruct",
   messages: [{ role: "user", content: "What is the capital of France?" }],

@@ -2,7 +2,8 @@ import os
 
 from openai import OpenAI
 
-client = OpenAI(base_url=f"http://{os.environ['HTTP_TARGET']}/v1", api_key=os.environ.get("EMBED_TOKEN", "none"))
+target = os.environ.get("HTTP_TARGET", "localhost:8000")
+client = OpenAI(base_url=f"http://{target}/v1", api_key=os.environ.get("EMBED_TOKEN", "none"))
 events = client.chat.completions.create(
     model="smollm2-135m-instruct",
     messages=[{"role": "user", "content": "What is the capital of France?"}],

@@ -2,8 +2,9 @@ import os
 
 from llama_index.embeddings.openai import OpenAIEmbedding
 
+target = os.environ.get("HTTP_TARGET", "localhost:8000")
 embeddings = OpenAIEmbedding(
-    api_base=f"http://{os.environ['HTTP_TARGET']}/v1",
+    api_base=f"http://{target}/v1",
     api_key=os.environ.get("EMBED_TOKEN", "none"),
     model_name="all-minilm-l6-v2",
 )

@@ -5,6 +5,7 @@ import grpc
 import numpy as np
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as rpc
 
@@ -37,7 +38,7 @@ def embed(stub: rpc.EmbeddingsStub, texts: list[str], timeout: float = 1.0) -> n
     return np.stack([np.frombuffer(found.embedding, "<f4") for found in answer.embeddings])
 
 
-with grpc.insecure_channel(os.environ["EMBED_TARGET"]) as channel:
+with grpc.insecure_channel(os.environ.get("EMBED_TARGET", "localhost:50051")) as channel:
     stub = rpc.EmbeddingsStub(channel)
     vectors = embed(stub, ["who wrote the art of war", "how deep is the ocean"], timeout=10)
     print("vectors:", vectors.shape[0], "dimensions:", vectors.shape[1])

@@ -1,6 +1,7 @@
 import os
 
 import grpc
+
 from protos.generation.v1 import generation_pb2 as pb
 from protos.generation.v1 import generation_pb2_grpc as rpc
 
@@ -9,7 +10,7 @@ request = pb.GenerateRequest(
     prompt="The capital of France is",
     sampling=pb.Sampling(max_tokens=20, temperature=0),
 )
-with grpc.insecure_channel(os.environ["EMBED_TARGET"]) as channel:
+with grpc.insecure_channel(os.environ.get("EMBED_TARGET", "localhost:50051")) as channel:
     for response in rpc.GenerationStub(channel).Generate(request, timeout=60):
         print(response.text, end="", flush=True)
 print("\ntokens:", response.usage.completion_tokens)

@@ -4,13 +4,14 @@ import uuid
 
 import numpy as np
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
 from protos.embedding.v1 import embedding_pb2 as pb
 
 HEADERS = [("content-type", b"application/x-protobuf")]
 
 
 async def embed_all(texts: list[str]) -> dict[str, np.ndarray]:
-    bootstrap = os.environ["KAFKA_BOOTSTRAP"]
+    bootstrap = os.environ.get("KAFKA_BOOTSTRAP", "localhost:9092")
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="latest")
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True)
     await producer.start()

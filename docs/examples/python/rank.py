@@ -1,6 +1,7 @@
 import os
 
 import grpc
+
 from protos.embedding.v1.embedding_pb2 import TRUNCATE_END
 from protos.ranking.v1 import ranking_pb2 as pb
 from protos.ranking.v1 import ranking_pb2_grpc as rpc
@@ -14,7 +15,7 @@ request = pb.RankRequest(
     return_documents=True,
     truncate=TRUNCATE_END,
 )
-with grpc.insecure_channel(os.environ["EMBED_TARGET"]) as channel:
+with grpc.insecure_channel(os.environ.get("EMBED_TARGET", "localhost:50051")) as channel:
     answer = rpc.RankingStub(channel).Rank(request, timeout=10)
 for found in answer.results:
     if found.status.code:

@@ -3,9 +3,10 @@ import uuid
 
 import numpy as np
 import redis
+
 from protos.embedding.v1 import embedding_pb2 as pb
 
-client = redis.Redis.from_url(f"redis://{os.environ['REDIS_SERVER']}")
+client = redis.Redis.from_url(f"redis://{os.environ.get('REDIS_SERVER', 'localhost:6379')}")
 
 
 def embed_all(texts: list[str]) -> dict[str, np.ndarray]:

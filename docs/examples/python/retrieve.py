@@ -2,6 +2,7 @@ import os
 
 import grpc
 import numpy as np
+
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as rpc
 from protos.generation.v1 import generation_pb2
@@ -31,7 +32,7 @@ def next_query(stub: generation_rpc.GenerationStub, query: str, neighbours: list
     return "".join(response.text for response in stub.Generate(request, timeout=60)).strip()
 
 
-with grpc.insecure_channel(os.environ["EMBED_TARGET"]) as channel:
+with grpc.insecure_channel(os.environ.get("EMBED_TARGET", "localhost:50051")) as channel:
     embeddings, generation = rpc.EmbeddingsStub(channel), generation_rpc.GenerationStub(channel)
     index = embed(embeddings, DOCUMENTS)
     query = "what did the chinese invent"

@@ -15,7 +15,11 @@ import (
 )
 
 func main() {
-	connection, err := grpc.Dial(os.Getenv("EMBED_TARGET"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	target, named := os.LookupEnv("EMBED_TARGET")
+	if !named {
+		target = "localhost:50051"
+	}
+	connection, err := grpc.Dial(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		log.Fatal(err)
 	}

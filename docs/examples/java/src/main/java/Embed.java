@@ -67,8 +67,8 @@ public class Embed {
     }
 
     public static void main(String[] arguments) throws Exception {
-        ManagedChannel channel =
-                Grpc.newChannelBuilder(System.getenv("EMBED_TARGET"), InsecureChannelCredentials.create()).build();
+        String target = System.getenv().getOrDefault("EMBED_TARGET", "localhost:50051");
+        ManagedChannel channel = Grpc.newChannelBuilder(target, InsecureChannelCredentials.create()).build();
         List<float[]> found = embed(
                 EmbeddingsGrpc.newBlockingStub(channel), 10_000, "who wrote the art of war", "how deep is the ocean");
         System.out.println("vectors: " + found.size() + " dimensions: " + found.get(0).length);

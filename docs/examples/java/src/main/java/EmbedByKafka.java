@@ -22,7 +22,7 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
 public class EmbedByKafka {
     public static void main(String[] arguments) throws Exception {
         Properties settings = new Properties();
-        settings.put("bootstrap.servers", System.getenv("KAFKA_BOOTSTRAP"));
+        settings.put("bootstrap.servers", System.getenv().getOrDefault("KAFKA_BOOTSTRAP", "localhost:9092"));
         settings.put("enable.idempotence", "true");
         Set<String> waiting = new HashSet<>();
         Map<String, float[]> vectors = new HashMap<>();

@@ -10,8 +10,8 @@ import java.util.concurrent.TimeUnit;
 
 public class Generate {
     public static void main(String[] arguments) throws Exception {
-        ManagedChannel channel =
-                Grpc.newChannelBuilder(System.getenv("EMBED_TARGET"), InsecureChannelCredentials.create()).build();
+        String target = System.getenv().getOrDefault("EMBED_TARGET", "localhost:50051");
+        ManagedChannel channel = Grpc.newChannelBuilder(target, InsecureChannelCredentials.create()).build();
         GenerateRequest request = GenerateRequest.newBuilder()
                 .setModel("smollm2-135m-instruct")
                 .setPrompt("The capital of France is")

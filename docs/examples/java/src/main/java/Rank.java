@@ -12,8 +12,8 @@ public class Rank {
     public static void main(String[] arguments) throws Exception {
         List<String> documents =
                 List.of("Paris is the capital of France.", "Rain falls from clouds.", "France has many rivers.");
-        ManagedChannel channel =
-                Grpc.newChannelBuilder(System.getenv("EMBED_TARGET"), InsecureChannelCredentials.create()).build();
+        String target = System.getenv().getOrDefault("EMBED_TARGET", "localhost:50051");
+        ManagedChannel channel = Grpc.newChannelBuilder(target, InsecureChannelCredentials.create()).build();
         RankRequest request = RankRequest.newBuilder()
                 .setModel("ranker")
                 .setQuery("what is the capital of France")

@@ -7,7 +7,7 @@ import org.springframework.ai.openai.api.OpenAiApi;
 /** Embeds two texts with Spring AI, unmodified: its HTTP client is the JDK's, which offers HTTP/2 and sends chunks. */
 public class Embed {
   public static void main(String[] arguments) {
-    String target = System.getenv().getOrDefault("HTTP_TARGET", "localhost:8080");
+    String target = System.getenv().getOrDefault("HTTP_TARGET", "localhost:8000");
     OpenAiApi api = OpenAiApi.builder().baseUrl("http://" + target).apiKey("any").build();
     OpenAiEmbeddingOptions options = OpenAiEmbeddingOptions.builder().model("all-minilm-l6-v2").build();
     OpenAiEmbeddingModel model = new OpenAiEmbeddingModel(api, MetadataMode.EMBED, options);

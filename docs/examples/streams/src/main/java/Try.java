@@ -25,7 +25,7 @@ public class Try {
 
     public static void main(String[] arguments) throws Exception {
         Properties settings = new Properties();
-        settings.put("bootstrap.servers", System.getenv("KAFKA_BOOTSTRAP"));
+        settings.put("bootstrap.servers", System.getenv().getOrDefault("KAFKA_BOOTSTRAP", "localhost:9092"));
         createTopics(settings);
         Properties job = new Properties();
         job.putAll(settings);
