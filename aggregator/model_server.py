@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator.errors import BatchFailed, Code
+from aggregator.scheduler.curve import Curve
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import ID_BYTES, Priority, Task
 from aggregator.tokenizers.tokenizer import Tokenizer
 from protos.generation.v1.generation_pb2 import TokenLogprobs
 from protos.modelserver.v1 import modelserver_pb2 as pb
-from protos.modelserver.v1.curve import Curve
 from protos.modelserver.v1.modelserver_pb2 import Sampling
 
 PRIORITIES: dict[Priority, pb.Priority] = {

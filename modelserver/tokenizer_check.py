@@ -10,8 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from modelserver.errors import CannotStart
-from modelserver.model_files import ModelFiles, lowered, lowers, sentence_config, tokenizer_arguments
-from protos.modelserver.v1.fingerprint import TOKENIZER_FILE
+from modelserver.model_files import TOKENIZER_FILE, ModelFiles, lowered, lowers, sentence_config, tokenizer_arguments
 
 TEXTS = (
     "",

@@ -156,7 +156,6 @@ PURE = (
     "aggregator.sources.kafka.answered",
     "aggregator.sources.kafka.offsets",
     "modelserver.profile.saturation",
-    "protos.modelserver.v1.curve",
 )
 """What decides, and knows no clock, thread or network."""
 

@@ -7,9 +7,9 @@ from math import inf
 
 from typing_extensions import override
 
+from aggregator.scheduler.curve import Curve
 from aggregator.scheduler.replica import Replica, ReplicaPolicy
 from aggregator.scheduler.work_item import ID_BYTES, Priority
-from protos.modelserver.v1.curve import Curve
 
 _PREFIX_TOKENS = (64, 256)
 """Lengths of the prefixes that are remembered: usually a conversation's first turn, and more of a longer one."""

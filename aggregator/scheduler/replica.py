@@ -9,9 +9,9 @@ from enum import StrEnum
 from math import inf
 
 from aggregator.scheduler.budget.controller import BudgetController
+from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.rates import LiveScale, ReplyDelay
 from aggregator.scheduler.work_item import Priority
-from protos.modelserver.v1.curve import Curve, Rule
 
 # For a server that has not measured itself: a guess that its first reply corrects.
 UNMEASURED = Curve(0.0, 0.005, 5e-5, 512, Rule.THROUGHPUT, 8192)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
 import tempfile
@@ -9,10 +10,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
 
-from aggregator.tokenizers.tokenizer import OpenFast, Tokenizer
-from protos.modelserver.v1.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
+from aggregator.tokenizers.tokenizer import TOKENIZER_FILE, OpenFast, Tokenizer
 
 _LOG = logging.getLogger(__name__)
+
+
+def tokenizer_fingerprint(files: Mapping[str, bytes]) -> str:
+    """SHA-256, in hexadecimal, over the files in the order of their names: name, NUL, size, NUL, content."""
+    digest = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
 
 
 class TokenizerMismatch(Exception):

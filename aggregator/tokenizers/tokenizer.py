@@ -18,8 +18,9 @@ from aggregator.tokenizers.chat_template import ChatTemplate
 from aggregator.tokenizers.pairs import PairFrame, checked_frame
 from aggregator.tokenizers.pieces import Pieces
 from protos.generation.v1.generation_pb2 import Message
-from protos.modelserver.v1.fingerprint import TOKENIZER_FILE
 
+TOKENIZER_FILE = "tokenizer.json"
+"""The file that must be among a tokenizer's: the fast tokenizer's whole definition."""
 Packed = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
 """Token ids of several texts, end to end, and the length of each."""
 _INT32 = np.dtype("<i4")

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from aggregator.errors import TokenbatchError
 from aggregator.replicas.pool import describe
+from aggregator.scheduler.curve import Curve
 from loadtest.options import fail, positive, positive_int
 from loadtest.plan.arrivals_file import Recorded, read
 from loadtest.plan.chart import scaling
@@ -25,7 +26,6 @@ from loadtest.simulate.load import Drawn, Replayed
 from loadtest.simulate.outcome import Outcome
 from loadtest.simulate.scenario import Kind, Policy, Scenario
 from loadtest.simulate.simulation import Pool, simulate
-from protos.modelserver.v1.curve import Curve
 
 _ENOUGH = 0.99
 _CALL_S = 0.00025

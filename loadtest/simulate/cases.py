@@ -6,12 +6,12 @@ from dataclasses import replace
 from functools import cache
 from math import inf
 
+from aggregator.scheduler.curve import Curve
 from aggregator.scheduler.work_item import Priority
 from loadtest.simulate.clock import find
 from loadtest.simulate.load import Bursts, Day, Lengths, QueryKind, Replay, Steady, Steps
 from loadtest.simulate.scaling import Autoscale, HpaPolicy
 from loadtest.simulate.scenario import Fault, FaultKind, Scenario
-from protos.modelserver.v1.curve import Curve
 
 MIXED = Lengths(documents=0.1)
 SKEWED = Lengths(QueryKind.LOGNORMAL)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from protos.modelserver.v1.curve import Curve, Rule
+from aggregator.scheduler.curve import Curve, Rule
 
 _BLOCK = 8192
 

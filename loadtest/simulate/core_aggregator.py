@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget.controller import BudgetController, SlaGoal, SloTracker, StepLimits
+from aggregator.scheduler.curve import Curve
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.packing import Packer
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
@@ -19,7 +20,6 @@ from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
 from aggregator.scheduler.replica_choice import ActiveReplicas
 from aggregator.scheduler.work_item import Priority, Query, WorkItem
 from loadtest.simulate.model_servers import Engine, InFlightBatch
-from protos.modelserver.v1.curve import Curve
 
 
 class Mechanism(StrEnum):

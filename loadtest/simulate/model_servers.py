@@ -8,11 +8,11 @@ from functools import cached_property
 from math import inf
 from typing import Any, Protocol
 
+from aggregator.scheduler.curve import Curve
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Priority
 from loadtest.simulate.clock import Clock, Noise
 from modelserver.scheduler.queued_batch import MergeLimits, RecentPriorities, aged_from_s, select
-from protos.modelserver.v1.curve import Curve
 
 
 @dataclass(slots=True, eq=False)

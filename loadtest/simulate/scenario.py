@@ -7,6 +7,7 @@ from enum import StrEnum
 from math import inf
 
 from aggregator.scheduler.budget.controller import BudgetController, SlaGoal
+from aggregator.scheduler.curve import Curve
 from aggregator.scheduler.work_item import Priority
 from loadtest.simulate.core_aggregator import CoreAggregator, Mechanism
 from loadtest.simulate.load import Arrivals, Lengths
@@ -14,7 +15,6 @@ from loadtest.simulate.model_servers import Aggregator, Engine
 from loadtest.simulate.paper_sla import PaperBudgetController
 from loadtest.simulate.plain_aggregator import Closing, PlainAggregator
 from loadtest.simulate.scaling import Autoscale
-from protos.modelserver.v1.curve import Curve
 
 
 class FaultKind(StrEnum):

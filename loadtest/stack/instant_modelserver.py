@@ -22,9 +22,10 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from typing_extensions import override
 
+from aggregator.tokenizers.cache import tokenizer_fingerprint
+from aggregator.tokenizers.tokenizer import TOKENIZER_FILE
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc
-from protos.modelserver.v1.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
 
 MODEL = "all-minilm-l6-v2"
 DIMENSIONS = 384

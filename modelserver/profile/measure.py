@@ -14,8 +14,7 @@ import numpy as np
 
 from modelserver.engines.engine import EngineFacts, IdArray, Step
 from modelserver.errors import CannotStart
-from modelserver.profile.saturation import fit, sweep_tokens
-from protos.modelserver.v1.curve import Curve
+from modelserver.profile.saturation import Curve, fit, sweep_tokens
 
 _log = logging.getLogger(__name__)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from protos.modelserver.v1.curve import Curve, Rule
 
 FLOOR_OVER_FIXED = 1.2
 """A floor counts as one when it lies above this multiple of the line's intercept."""
@@ -30,6 +31,44 @@ _CONSTANT, _LINE, _HINGE = 1, 2, 3
 """Parameters of a shape, by its kind."""
 _PENALTY_PER_PARAMETER = 6.0
 """The squared standard deviations that a further parameter must at least explain."""
+
+
+class Rule(StrEnum):
+    """The rule that gave the saturation point; part of the published profile."""
+
+    HINGE = "hinge"
+    THROUGHPUT = "throughput"
+    FLAT = "flat"
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The measured curve, as `Describe` publishes it: seconds of a step by its tokens, and the saturation point.
+
+    t(T) = max(floor, fixed + per_token * T). `max_tokens` is the T_max of the sweep, on which the throughput rule and
+    the flat rule depend (Voyage AI, figures 2 and 3). `backlog_tokens`: the size of batches above which a backlog gains
+    nothing; 0 where that was not measured. `capture_sizes`: tokens, ascending, to the next of which a step is padded.
+    """
+
+    floor_s: float
+    fixed_s: float
+    per_token_s: float
+    saturation_point: int
+    rule: Rule
+    max_tokens: int
+    backlog_tokens: int = 0
+    capture_sizes: tuple[int, ...] = ()
+
+    def time_s(self, tokens: int) -> float:
+        """Seconds of a step over `tokens` tokens."""
+        place = bisect_left(self.capture_sizes, tokens)
+        if place < len(self.capture_sizes):
+            tokens = self.capture_sizes[place]
+        return max(self.floor_s, self.fixed_s + self.per_token_s * tokens)
+
+    def throughput(self, tokens: int) -> float:
+        """Tokens per second of steps over `tokens` tokens, without a gap."""
+        return tokens / self.time_s(tokens) if tokens else 0.0
 
 
 def sweep_tokens(max_tokens: int, min_tokens: int = 4) -> tuple[int, ...]:

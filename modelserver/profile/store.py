@@ -13,7 +13,7 @@ from typing import Any
 
 from modelserver.errors import CannotStart
 from modelserver.profile.measure import Profile, ProfileOwner, SweepPlan
-from protos.modelserver.v1.curve import Curve, Rule
+from modelserver.profile.saturation import Curve, Rule
 
 _FORMAT = 1  # rises with a change that older files do not fit
 

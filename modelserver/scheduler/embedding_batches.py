@@ -23,7 +23,7 @@ from modelserver.engines.engine import EngineFacts, EngineLoad, Generator, Matri
 from modelserver.errors import ModelServerError, NotServing, StepFailed
 from modelserver.scheduler.queued_batch import Answer, Composition, QueuedBatch, StepReport, Unclaimed
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
-from protos.modelserver.v1.rows import broken_rows
+from modelserver.service.batch import broken_rows
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from modelserver.engines.engine import Engine, EngineFacts, IdArray, Matrix, Spa
 from modelserver.errors import EngineBroken, NotServing, StepFailed
 from modelserver.scheduler.queued_batch import Answer, Composition, Outcome, QueuedBatch, StepReport, Unclaimed
 from modelserver.scheduler.step_queue import NextStep, QueueBounds, StepQueue
-from protos.modelserver.v1.rows import broken_rows
+from modelserver.service.batch import broken_rows
 
 _log = logging.getLogger(__name__)
 

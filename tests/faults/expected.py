@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from aggregator.tokenizers.tokenizer import TOKENIZER_FILE
 from loadtest.stack.instant_modelserver import tokenizer_folder
 from modelserver.engines.synthetic import vectors
-from protos.modelserver.v1.fingerprint import TOKENIZER_FILE
 
 DIMENSIONS = 64
 LEAST_COSINE = 0.9999

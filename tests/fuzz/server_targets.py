@@ -35,9 +35,9 @@ from modelserver.engines.engine import Activation, Scoring
 from modelserver.engines.synthetic import synthetic_facts
 from modelserver.errors import InvalidBatch
 from modelserver.service import batch as batch_module
+from modelserver.service.batch import broken_rows
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2 as ms
-from protos.modelserver.v1.rows import broken_rows
 from tests.fuzz.target import Cut, Target
 from tests.support.fake_engine import description
 from tests.support.fake_source import GRPC

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerLost
 from aggregator.model_server import GenerationLoad, OutgoingBatch, ServerDescription, ServerSequence, StepResult
+from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.replica import StepReport
 from modelserver.engines.engine import Spans
-from protos.modelserver.v1.curve import Curve, Rule
 
 Ids = npt.NDArray[np.int32]
 CURVE = Curve(floor_s=0.01, fixed_s=0.004, per_token_s=0.00001, saturation_point=600, rule=Rule.HINGE, max_tokens=8192)

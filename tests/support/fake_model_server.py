@@ -10,8 +10,8 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from aggregator.tokenizers.cache import tokenizer_fingerprint
 from protos.modelserver.v1 import modelserver_pb2 as pb
-from protos.modelserver.v1.fingerprint import tokenizer_fingerprint
 from tests.support.fake_engine import matrix_of
 from tests.support.fake_tokenizer import wordpiece_files
 

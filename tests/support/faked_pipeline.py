@@ -20,6 +20,7 @@ from aggregator.request.request import Defaults, Failure, Receive, Request
 from aggregator.request.vector import Vector
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget.controller import SlaGoal
+from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.calls.calls import Call, CallBatcher, call_of
@@ -31,7 +32,6 @@ from aggregator.tokenizers.counting import Counting
 from aggregator.tokenizers.tokenizer import TokenBatch, Tokenizer
 from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.embedding.v1 import embedding_pb2 as pb
-from protos.modelserver.v1.curve import Curve, Rule
 from tests.support.fake_engine import FakeEngine, description
 from tests.support.fake_pool import FakePool
 from tests.support.fake_source import GRPC, KAFKA, FakeSource, kafka

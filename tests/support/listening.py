@@ -28,6 +28,7 @@ from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.pipeline import Pipeline
 from aggregator.request.request import Request
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
+from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.settings.aggregator import AggregatorSettings, ModelSettings
@@ -42,7 +43,6 @@ from k8s.pod.metrics_buffer import MetricsBuffer
 from modelserver.engines.synthetic import vectors
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
-from protos.modelserver.v1.curve import Curve, Rule
 from tests.support.fake_engine import Compute, FakeEngine
 from tests.support.fake_engine import description as described
 from tests.support.fake_pool import FakePool

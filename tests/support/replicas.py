@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing_extensions import override
 
 from aggregator.scheduler.budget.controller import BudgetController, RecentQuantile, SlaGoal, StepLimits
+from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
-from protos.modelserver.v1.curve import Curve, Rule
 
 CURVE = Curve(0.010, 0.004, 1e-4, 60, Rule.HINGE, 8192)
 """10 ms up to 60 tokens, then 0.1 ms more per token: 100 tokens take 14 ms."""

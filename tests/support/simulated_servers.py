@@ -7,13 +7,13 @@ from math import inf
 
 import numpy as np
 
+from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.dispatcher import Batch, Dispatcher
 from aggregator.scheduler.replica import ReplicaPolicy, StepReport
 from aggregator.scheduler.work_item import Priority, Query, WorkItem
 from loadtest.simulate.clock import Clock, Noise, slower
 from loadtest.simulate.core_aggregator import in_flight
 from loadtest.simulate.model_servers import Engine, InFlightBatch, Pod
-from protos.modelserver.v1.curve import Curve, Rule
 
 CURVE = Curve(floor_s=0.010, fixed_s=0.004, per_token_s=1e-5, saturation_point=600, rule=Rule.HINGE, max_tokens=8192)
 """A step takes 10 ms up to 600 tokens, then 10 µs more per token."""

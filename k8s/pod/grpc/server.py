@@ -12,8 +12,8 @@ from grpc_health.v1 import health, health_pb2
 
 from k8s.pod.addresses import split_address
 from k8s.pod.errors import StartError
+from k8s.pod.grpc import reflection
 from k8s.pod.grpc.library import Health, LibraryServices
-from protos import reflection
 
 S = TypeVar("S")
 Handlers = Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]

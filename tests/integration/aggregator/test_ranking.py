@@ -13,11 +13,11 @@ import pytest
 from google.protobuf import json_format
 from tokenizers import Tokenizer
 
+from aggregator.tokenizers.tokenizer import TOKENIZER_FILE
 from loadtest.stack.instant_modelserver import tokenizer_folder
 from loadtest.stack.service import ModelServer
 from modelserver.engines.synthetic import scores
 from protos.embedding.v1 import embedding_pb2, embedding_pb2_grpc
-from protos.modelserver.v1.fingerprint import TOKENIZER_FILE
 from protos.ranking.v1 import ranking_pb2 as pb
 from protos.ranking.v1 import ranking_pb2_grpc as pb_grpc
 from tests.support.kafka_client import JSON, TEXT, Sent, Topics, open_kafka_client

@@ -41,9 +41,9 @@ from modelserver import model_files  # noqa: E402
 from modelserver.engines import choice  # noqa: E402
 from modelserver.engines.engine import Engine, Spans  # noqa: E402
 from modelserver.errors import CannotStart  # noqa: E402
+from modelserver.model_files import TOKENIZER_FILE  # noqa: E402
 from modelserver.registry import ALTERNATIVES  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings  # noqa: E402
-from protos.modelserver.v1.fingerprint import TOKENIZER_FILE  # noqa: E402
 from tests.integration.modelserver import run_engines, tiny_models  # noqa: E402
 from tests.integration.modelserver.model_families import DISTILBERT, ENCODER, QWEN3, SIZE  # noqa: E402
 from tests.integration.modelserver.run_engines import CACHE_BLOCKS, STEP_TOKENS, alternatives, embed  # noqa: E402

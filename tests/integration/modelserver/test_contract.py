@@ -13,8 +13,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tokenizers import Tokenizer
 
+from modelserver.model_files import tokenizer_fingerprint
 from protos.modelserver.v1 import modelserver_pb2 as pb
-from protos.modelserver.v1.fingerprint import tokenizer_fingerprint
 from tests.integration.modelserver.texts import generated, questions, token_ids
 from tests.support.model_server_process import CALL_S, START_S, ServerProcess, code_of, health_stub, serving
 

@@ -13,11 +13,11 @@ from aggregator.errors import Code, ModelServerLost
 from aggregator.model_server import PairTemplate
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.request.vector import Vector
+from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.calls import Call, call_of
 from aggregator.sources.wire.scores import parse, response
 from protos.embedding.v1 import embedding_pb2 as embedding
-from protos.modelserver.v1.curve import Curve, Rule
 from protos.ranking.v1 import ranking_pb2 as pb
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_tokenizer import FIRST, LAST, FakeTokenizer

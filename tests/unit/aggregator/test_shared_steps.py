@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from aggregator.errors import Code
 from aggregator.model_server import GenerationCosts, GenerationLoad, OutgoingBatch, ServerSequence, StepResult
 from aggregator.request.request import Defaults, Request
+from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.calls import call_of
@@ -33,7 +34,6 @@ from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 from modelserver.service.batch import decode_batch
 from protos.generation.v1 import generation_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2
-from protos.modelserver.v1.curve import Curve, Rule
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_source import GRPC, KAFKA
 from tests.support.faked_pipeline import DESCRIPTION, MODEL, FakedPipeline

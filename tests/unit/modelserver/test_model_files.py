@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from modelserver import model_files
 from modelserver.errors import CannotStart
+from modelserver.model_files import tokenizer_fingerprint
 from modelserver.tokenizer_check import check_tokenizer
-from protos.modelserver.v1.fingerprint import tokenizer_fingerprint
 from tests.support.model_folder import write
 
 TOKENIZER = json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}})

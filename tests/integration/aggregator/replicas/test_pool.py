@@ -14,10 +14,9 @@ from tokenizers.models import WordLevel
 from aggregator.model_server import ModelServer
 from aggregator.replicas.discovery import Discovery, Target
 from aggregator.replicas.pool import ModelServers, ProbePolicy
-from aggregator.tokenizers.cache import TokenizerCache
-from aggregator.tokenizers.tokenizer import Tokenizer
+from aggregator.tokenizers.cache import TokenizerCache, tokenizer_fingerprint
+from aggregator.tokenizers.tokenizer import TOKENIZER_FILE, Tokenizer
 from protos.modelserver.v1 import modelserver_pb2 as pb
-from protos.modelserver.v1.fingerprint import TOKENIZER_FILE, tokenizer_fingerprint
 from tests.support.fake_engine import batch
 from tests.support.fake_model_server import FILES, FakeModelServer, embed_response
 from tests.support.until import until

@@ -15,6 +15,7 @@ from aggregator.errors import Code, Overloaded
 from aggregator.request.generation import Generation
 from aggregator.request.request import Failure, Request
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
+from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.queue import QueuePolicy
@@ -22,7 +23,6 @@ from aggregator.scheduler.replica import UNMEASURED, Replica, ReplicaPolicy, Ste
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import AggregatorSettings
 from protos.generation.v1.generation_pb2 import Sampling
-from protos.modelserver.v1.curve import Curve, Rule
 from tests.support.fake_source import GRPC, FakeSource, any_request
 from tests.support.faked_pipeline import FakedPipeline, new_engine
 from tests.support.virtual_time import in_virtual_time

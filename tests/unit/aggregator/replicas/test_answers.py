@@ -12,9 +12,9 @@ import pytest
 from aggregator.errors import Code, ModelServerLost
 from aggregator.model_server import GenerationCosts, PairTemplate, ServerDescription, differences
 from aggregator.replicas.answers import BadDescription, checked_description, checked_result
+from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.work_item import Task
 from protos.modelserver.v1 import modelserver_pb2 as pb
-from protos.modelserver.v1.curve import Curve, Rule
 from tests.support.fake_engine import batch, description
 from tests.support.fake_model_server import describe_response
 
@@ -184,8 +184,8 @@ def test_failed_queries_are_told_by_place_code_and_words() -> None:
 @pytest.mark.parametrize(
     ("failed", "words"),
     [
-        ([(2, 3)], "places that do not exist"),
-        ([(1, 3), (1, 3)], "places that do not exist"),
+        ([(2, 3)], "positions outside the batch"),
+        ([(1, 3), (1, 3)], "positions outside the batch"),
         ([(0, 0)], "an unknown code"),
         ([(0, 999)], "an unknown code"),
     ],

@@ -8,9 +8,9 @@ from math import inf
 import pytest
 from typing_extensions import override
 
+from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.replica import Replica, SendReason
 from aggregator.scheduler.replica_choice import Pace, ReplicaChoice, choose_replica
-from protos.modelserver.v1.curve import Curve, Rule
 from tests.support.replicas import CURVE, POLICY, replica
 
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.tokenizers.cache import TokenizerCache, TokenizerMismatch
-from protos.modelserver.v1.fingerprint import tokenizer_fingerprint
+from aggregator.tokenizers.cache import TokenizerCache, TokenizerMismatch, tokenizer_fingerprint
 from tests.support.fake_tokenizer import wordpiece_files
 
 FILES = wordpiece_files()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aggregator.scheduler.budget.sla import SlaController, SlaPolicy
+from aggregator.scheduler.curve import Curve, Rule
 from loadtest.simulate.paper_sla import PaperController, PaperPolicy
-from protos.modelserver.v1.curve import Curve, Rule
 
 POLICY = PaperPolicy(64, 4096, 4096)
 CPU = Curve(0.004, 0.004, 73e-6, 463, Rule.THROUGHPUT, 8192)

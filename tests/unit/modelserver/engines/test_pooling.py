@@ -21,9 +21,8 @@ from modelserver.engines.pooling import (
     read_modules,
 )
 from modelserver.errors import CannotStart
-from modelserver.model_files import ModelFiles, locate, read, with_adapter
+from modelserver.model_files import TOKENIZER_FILE, ModelFiles, locate, read, with_adapter
 from modelserver.settings import EngineSettings, ModelServerSettings, ModelSettings
-from protos.modelserver.v1.fingerprint import TOKENIZER_FILE
 from tests.support.model_folder import write
 
 NEW_TYPES = {

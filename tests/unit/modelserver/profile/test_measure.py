@@ -26,8 +26,7 @@ from modelserver.profile.measure import (
     production_mix,
     sweep,
 )
-from modelserver.profile.saturation import sweep_tokens
-from protos.modelserver.v1.curve import Rule
+from modelserver.profile.saturation import Rule, sweep_tokens
 from tests.support.fake_step_engine import facts_of
 
 OWNER = ProfileOwner("m", "r1", "float32", "direct", "0.32", "cpu")

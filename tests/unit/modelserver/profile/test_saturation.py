@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelserver.profile.saturation import fit, sweep_tokens
-from protos.modelserver.v1.curve import Curve, Rule
+from modelserver.profile.saturation import Curve, Rule, fit, sweep_tokens
 
 T_MAX = 8192
 SEEDS = range(20)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from modelserver.engines.engine import Activation, Scoring, Task
 from modelserver.errors import InvalidBatch
-from modelserver.service.batch import Batch, QueryFault, decode_batch, encode, known_priority
+from modelserver.service.batch import Batch, QueryFault, broken_rows, decode_batch, encode, known_priority
 from protos.modelserver.v1 import modelserver_pb2 as pb
-from protos.modelserver.v1.rows import broken_rows
 from tests.support.fake_step_engine import facts_of
 from tests.support.queries import packed
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.scheduler.budget.controller import BudgetController, RecentQuantile, SlaGoal, StepLimits
+from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
-from protos.modelserver.v1.curve import Curve, Rule
 
 SIZES = (256, 512, 1024, 2048)
 FLAT = Curve(0.01, 0.01, 0.0, 700, Rule.FLAT, 4096, capture_sizes=SIZES)

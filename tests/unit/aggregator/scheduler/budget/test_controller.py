@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.scheduler.budget.controller import BudgetController, RecentQuantile, SlaGoal, SloTracker, StepLimits
+from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
-from protos.modelserver.v1.curve import Curve, Rule
 
 CURVE = Curve(0.004, 0.004, 1e-4, 1000, Rule.THROUGHPUT, 8192)
 LIMITS = StepLimits(saturation_point=1000, step_capacity=4096)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from aggregator.scheduler.budget.controller import SlaGoal
+from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.replica import Replica
-from protos.modelserver.v1.curve import Curve, Rule
 from tests.support.fake_source import KAFKA
 from tests.support.faked_pipeline import DESCRIPTION, FakedPipeline, new_engine
 from tests.support.virtual_time import in_virtual_time

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.scheduler.budget.sla import SlaController, SlaPolicy, step_target_s
-from protos.modelserver.v1.curve import Curve, Rule
+from aggregator.scheduler.curve import Curve, Rule
 
 SEEDS = range(20)
 NOISE = 0.10

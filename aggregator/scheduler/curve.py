@@ -1,4 +1,4 @@
-"""How long an engine step takes by its tokens: the curve in `ModelServer.Describe`, as Python has it."""
+"""How long an engine step takes by its tokens, and the budgets that follow: the curve in `ModelServer.Describe`."""
 
 from __future__ import annotations
 
