@@ -10,11 +10,13 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
 
+from aggregator.admission.known_rows import KnownRows
 from aggregator.admission.ledger import INTAKE_SHARE, Ledger
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.models import Canary, Model, Models
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.errors import unless_cancelled
+from aggregator.model_server import ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.demand_meter import DemandMeter
@@ -46,6 +48,7 @@ from aggregator.sources.redis.source import RedisSource
 from aggregator.tokenizers.cache import TokenizerCache
 from aggregator.tokenizers.counting import INLINE_CHARACTERS, Counting
 from aggregator.tokenizers.tokenizer import Tokenizer
+from aggregator.wings.cache.cache import open_caches
 from aggregator.wings.fast_tokenizer.fast_path import fast_path
 from aggregator.wings.page.live import live_pages
 from k8s.pod import open_files, telemetry
@@ -77,7 +80,11 @@ class Aggregator:
         self._metrics = Metrics(self._telemetry.buffer, settings.sla.latency_s, tenants=settings.tenants.rates)
         tracing = Tracing(self._telemetry.tracer, enabled=self._telemetry.traces)
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
-        self._models = make_models(settings, self._tokenizing)
+        self._models = make_models(
+            settings,
+            self._tokenizing,
+            known=open_caches(settings, self._telemetry.buffer),
+        )
         cache = TokenizerCache(
             settings.tokenizer.cache,
             open_fast=fast_path(self._metrics.tokenizer_checked) if settings.tokenizer.fast else None,
@@ -283,8 +290,16 @@ def _ports(settings: AggregatorSettings) -> int:
     return sum(bool(bind) for bind in (settings.grpc.bind, settings.http.bind))
 
 
-def make_models(settings: AggregatorSettings, worker: Executor) -> Models:
-    """The configured models with the policy of their queues; the worker tokenizes short texts."""
+def make_models(
+    settings: AggregatorSettings,
+    worker: Executor,
+    *,
+    known: Callable[[ServerDescription], KnownRows] | None = None,
+) -> Models:
+    """The configured models with the policy of their queues; the worker tokenizes short texts.
+
+    `known` makes what a model revision knows of the rows that it gave.
+    """
     batching = settings.batching
     admission = AdmissionPolicy(batching.max_held_tokens)
     policy = DispatchPolicy(queue=QueuePolicy(coalesce=batching.coalesce))
@@ -304,7 +319,7 @@ def make_models(settings: AggregatorSettings, worker: Executor) -> Models:
     def counting(tokenizer: Tokenizer) -> Counting:
         return Counting(tokenizer, worker, inline_characters=INLINE_CHARACTERS)
 
-    return Models(models, policy, batching.token_budget, counting, goal)
+    return Models(models, policy, batching.token_budget, counting, goal, known=known)
 
 
 def make_ledger(settings: AggregatorSettings) -> Ledger:

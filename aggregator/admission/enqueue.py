@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
+from aggregator.admission.known_rows import Input
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.sequences import (
@@ -16,6 +17,7 @@ from aggregator.admission.sequences import (
 )
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Held, Request
+from aggregator.request.vector import Vector
 from aggregator.scheduler.bounds import Admission
 from aggregator.scheduler.queue import TokenQueue
 from aggregator.scheduler.work_item import ID_BYTES, Query
@@ -32,8 +34,6 @@ _POISONED = Failure(
 )
 _Waiting = tuple[Request, Sequence[int], int]
 """A request, the indexes of its inputs that have no outcome yet, and the number of texts to tokenize for them."""
-_Input = tuple[int, bytes, int]
-"""The index of an input, its sequence and the number of its tokens."""
 
 
 async def enqueue(
@@ -53,31 +53,46 @@ async def enqueue(
     queue = dispatcher.queue
     now_s = clock()
     held = Held(admission, queue, model_revision.slo, now_s)
-    for request, inputs, token_count in _counted(model_revision, waiting, found):
+    known = model_revision.known
+    for request, counted, token_count in _counted(model_revision, waiting, found):
         if not request.remaining:
             if not request.given_up:  # while its tokens were counted
                 complete.append(request)
             continue
+        inputs, vectors = known.find(request, counted)
+        known_tokens = sum(vector.token_count for _, vector in vectors) if vectors else 0
         refusable = request.source.refusable
         if not request.admitted:
+            refusal = None
             if refusable:  # the others are paused before their bound
-                refusal = limits.refusal(request, token_count, admission, dispatcher, now_s)
-                if refusal is not None:
-                    request.fail(refusal)
-                    complete.append(request)
-                    continue
+                refusal = limits.refusal(request, token_count, admission, dispatcher, now_s, known_tokens=known_tokens)
+            if refusal is not None:
+                request.fail(refusal)
+                complete.append(request)
+                continue
             limits.charge(request, token_count, now_s)
             request.admitted = True
+        if vectors and _completes(request, vectors):
+            complete.append(request)
+            continue
         queries = _put(queue, request, inputs)
         if refusable:
             request.queries = queries
         generation = request.generation
         extra = 0 if generation is None else model_revision.generation_tokens(generation)
-        request.hold(held, token_count + extra)
+        request.hold(held, token_count - known_tokens + extra)
+    known.seal(now_s)
     return complete
 
 
-def _put(queue: TokenQueue, request: Request, inputs: Sequence[_Input]) -> list[Query]:
+def _completes(request: Request, vectors: Sequence[tuple[int, Vector]]) -> bool:
+    """Give inputs the vectors that are known; whether no other input is left."""
+    for index, vector in vectors:
+        request.complete_input(index, vector)
+    return not request.remaining
+
+
+def _put(queue: TokenQueue, request: Request, inputs: Sequence[Input]) -> list[Query]:
     queries: list[Query] = []
     for index, sequence, token_count in inputs:
         deadline_s = request.deadline_s
@@ -112,14 +127,14 @@ async def _count(model_revision: ModelRevision, requests: Sequence[Request]) -> 
 
 def _counted(
     model_revision: ModelRevision, waiting: Sequence[_Waiting], found: Sequence[Counted]
-) -> Iterator[tuple[Request, list[_Input], int]]:
+) -> Iterator[tuple[Request, list[Input], int]]:
     """Each request with its sequences for the engine, and the sum of their tokens.
 
     An input above the model's limit is truncated, or fails.
     """
     taken = 0
     for request, indexes, text_count in waiting:
-        inputs: list[_Input] = []
+        inputs: list[Input] = []
         tokens = 0
         counted = found[taken : taken + text_count]  # also of requests given up since
         taken += text_count

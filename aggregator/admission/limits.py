@@ -42,10 +42,20 @@ class AdmissionLimits:
         self._jitter = jitter
 
     def refusal(
-        self, request: Request, token_count: int, admission: Admission, dispatcher: Dispatcher, now_s: float
+        self,
+        request: Request,
+        token_count: int,
+        admission: Admission,
+        dispatcher: Dispatcher,
+        now_s: float,
+        *,
+        known_tokens: int = 0,
     ) -> Failure | None:
-        """Why a call of `token_count` tokens is not admitted now; `dispatcher` has the replicas that could serve it."""
-        error = self._reached(request, token_count, admission, dispatcher, now_s)
+        """Why a call of `token_count` tokens is not admitted now, of which `known_tokens` need no computation.
+
+        `dispatcher` has the replicas that could serve it.
+        """
+        error = self._reached(request, token_count, admission, dispatcher, now_s, known_tokens=known_tokens)
         if error is not None:
             return Failure.of(error)
         if _is_late(request, token_count, dispatcher, now_s):
@@ -57,14 +67,23 @@ class AdmissionLimits:
         return None
 
     def _reached(
-        self, request: Request, token_count: int, admission: Admission, dispatcher: Dispatcher, now_s: float
+        self,
+        request: Request,
+        token_count: int,
+        admission: Admission,
+        dispatcher: Dispatcher,
+        now_s: float,
+        *,
+        known_tokens: int,
     ) -> TokenbatchError | None:
         tenant = request.tenant
         wait_s = self._quotas.wait_s(tenant, token_count, now_s)
         if wait_s:
             rested_s = self._quotas.rested_s(tenant, now_s)
             return self._overloaded("the tenant's rate of tokens is used up: send slower", wait_s, rested_s)
-        full = admission.full(tenant, token_count)
+        full = None
+        if not known_tokens or known_tokens < token_count:
+            full = admission.full(tenant, token_count - known_tokens)
         if full is not None:
             tokens_per_s = admission.tokens_per_s(now_s) or _tokens_per_s(dispatcher.replicas.values()) or inf
             return self._overloaded(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import inf
 
+from aggregator.admission.known_rows import KnownRows
 from aggregator.errors import InvalidRequest
 from aggregator.model_server import ModelServer, ServerDescription, differences
 from aggregator.request.generation import Generation
@@ -30,7 +31,7 @@ class ModelRevision:
 
     `in_flight`: its batches that are sent and not answered. `mixed`: replicas of servers that also generate. A
     `retired` revision sends nothing more: `abandon` is to empty its queue at once. `pair_frame`: how a model that
-    scores wants pairs joined; None: by its template of text.
+    scores wants pairs joined; None: by its template of text. `known`: the rows that need no computation.
     """
 
     def __init__(
@@ -40,10 +41,13 @@ class ModelRevision:
         counting: Counting,
         policy: DispatchPolicy,
         goal: SlaGoal | None = None,
+        *,
+        known: KnownRows | None = None,
     ) -> None:
         self.description = description
         self.tokenizer = tokenizer
         self.counting = counting
+        self.known = known or KnownRows()
         if description.generation is not None:  # equal prompts may get different texts
             policy = replace(policy, queue=replace(policy.queue, coalesce=False), by_prefix=True)
         control_ids = tokenizer.count((_CONTROL_TEXT,)).ids.tobytes()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import inf
 
+from aggregator.admission.known_rows import KnownRows
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.pending import Pending
 from aggregator.errors import UnknownModel, shown
@@ -225,14 +226,20 @@ class Models:
         token_budget: int | None,
         counting: Callable[[Tokenizer], Counting],
         goal: SlaGoal | None = None,
+        *,
+        known: Callable[[ServerDescription], KnownRows] | None = None,
     ) -> None:
-        """A `token_budget` overrides the `goal`; without both it is the saturation point each server measured."""
+        """A `token_budget` overrides the `goal`; without both it is the saturation point each server measured.
+
+        `known` makes what a revision knows of the rows that it gave.
+        """
         self._models = list(models)
         self.tasks = [served for model in self._models for served in model.tasks.values()]
         self._policy = policy
         self._token_budget = token_budget
         self._goal = goal if token_budget is None else None
         self._counting = counting
+        self._known = known
         self._by_name = {name: model for model in self._models for name in (model.name, *model.aliases)}
 
     def __iter__(self) -> Iterator[Model]:
@@ -275,7 +282,9 @@ class Models:
                 model_revision = None
             if model_revision is None:
                 goal = None if task is Task.GENERATE else self._goal
-                model_revision = ModelRevision(description, tokenizer, self._counting(tokenizer), self._policy, goal)
+                known = self._known(description) if self._known is not None else None
+                counting = self._counting(tokenizer)
+                model_revision = ModelRevision(description, tokenizer, counting, self._policy, goal, known=known)
                 served.revisions[description.model_revision] = model_revision
             replica = self._replica(description, model_revision)
             model_revision.add(server, replica)

@@ -132,6 +132,7 @@ def share_out(
         done_s=now_s,
         labels=description.labels,
     )
+    model_revision.known.keep(batch.items, failed, result.matrix)
     packed_s = batch.packed_s
     finished: list[Request] = []
     row = 0

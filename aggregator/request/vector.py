@@ -43,7 +43,8 @@ class CompletedBatch:
     """The result of one batch: pooled vectors, float32 [rows, dimensions], not normalised.
 
     `carried_s` is its time besides waiting and computing: network, encoding and decoding. It came back at `done_s`.
-    `labels`: of a classifier's columns. `shared` caches the common part of the responses to its requests.
+    `labels`: of a classifier's columns. `cached`: its vectors were computed before, for other requests. `shared` caches
+    the common part of the responses to its requests.
     """
 
     batch_id: str
@@ -56,6 +57,7 @@ class CompletedBatch:
     carried_s: float = 0.0
     done_s: float = 0.0
     labels: tuple[str, ...] = ()
+    cached: bool = False
     shared: dict[int, Any] = field(default_factory=dict[int, Any])
     _encoded: dict[tuple[int, int, bool], EncodedRows] = field(default_factory=dict)
     _emptied: CompletedBatch | None = None

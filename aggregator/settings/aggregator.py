@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, SecretStr, field_validator, model_validator
 
 from aggregator.settings.addresses import changes, check_address
 from aggregator.settings.other_names import AGGREGATOR_NAMES
@@ -284,6 +284,11 @@ class BatchingSettings(Group):
         default=None, description="tokens per batch; empty: the saturation point that each model server measured"
     )
     coalesce: bool = Field(default=True, description="compute identical inputs once")
+    cache_bytes: NonNegativeInt = Field(
+        default=0,
+        description="bytes of computed rows that each model revision keeps, to answer equal inputs without computing"
+        " them again; beside limits.memory_bytes; 0: none",
+    )
     max_held_tokens: PositiveInt = Field(
         default=500_000,
         description="tokens queued or in flight, per model; intake of priority background from Kafka and Redis stops"

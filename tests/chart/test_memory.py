@@ -16,8 +16,8 @@ BATCH, STREAMS, PARTITIONS = 128 * MIB, 192 * MIB, 72
 LEDGER = "aggregator.config.limits.memory_bytes"
 
 
-def needed_mib(memory_bytes: int, held_tokens: int, models: int = 1) -> int:
-    size_bytes = 300 * MIB + 1.25 * memory_bytes + BATCH + STREAMS + 24 * held_tokens * models + PARTITIONS * MIB
+def needed_mib(memory_bytes: int, held_tokens: int, cache_bytes: int = 0) -> int:
+    size_bytes = 300 * MIB + 1.25 * (memory_bytes + cache_bytes) + BATCH + STREAMS + 24 * held_tokens + PARTITIONS * MIB
     return -int(-size_bytes // MIB)
 
 
@@ -42,6 +42,13 @@ def test_the_limit_of_memory_follows_the_ledger_and_the_queue(version: int) -> N
     held = "aggregator.config.batching.max_held_tokens=4000000"
     found = limits("--set", f"{LEDGER}=1073741824,{held}", version=version)
     assert found == {"memory": f"{needed_mib(1 << 30, 4_000_000)}Mi"}
+
+
+def test_the_limit_of_memory_has_room_for_the_cache() -> None:
+    settings = AggregatorSettings()
+    found = limits("--set", "aggregator.config.batching.cache_bytes=1073741824")
+    needed = needed_mib(settings.limits.memory_bytes, settings.batching.max_held_tokens, 1 << 30)
+    assert found == {"memory": f"{needed}Mi"}
 
 
 def test_a_limit_that_is_given_stands_and_others_beside_the_computed_one() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
 
+from aggregator.admission.known_rows import KnownRows
+from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.models import Model, Models
+from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.model_server import PoolMembers, ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
@@ -127,6 +130,8 @@ class FakedPipeline:
         max_unavailable_s: float | None = None,
         goal: SlaGoal | None = None,
         scales_to_zero: bool = False,
+        known: Callable[[ServerDescription], KnownRows] | None = None,
+        quotas: QuotaPolicy | None = None,
         **policy: Any,
     ) -> None:
         self.kafka = kafka()
@@ -136,13 +141,14 @@ class FakedPipeline:
         )
         self.embeds = self.model.tasks[Task.EMBED]
         dispatch = replace(DispatchPolicy(), **policy)
-        models = Models([self.model], dispatch, None, FakeCounting, goal)
+        models = Models([self.model], dispatch, None, FakeCounting, goal, known=known)
         self.metrics = Metrics(MetricsBuffer())
         self.pipeline = Pipeline(
             models,
             self.pool,
             self.metrics,
             Tracing(),
+            limits=AdmissionLimits(Quotas(quotas or QuotaPolicy())),
             max_unavailable_s=max_unavailable_s,
             clock=lambda: asyncio.get_running_loop().time(),
             jitter=lambda: 0.5,
@@ -169,10 +175,14 @@ class FakedPipeline:
             yield self
             task.cancel()
 
-    def request(self, *texts: str, source: FakeSource = GRPC, in_s: float | None = None, **fields: Any) -> Request:
-        """A request of these texts; `in_s`: seconds until its deadline."""
+    def request(
+        self, *inputs: str | pb.Input, source: FakeSource = GRPC, in_s: float | None = None, **fields: Any
+    ) -> Request:
+        """A request of these texts or inputs; `in_s`: seconds until its deadline."""
         now_s = asyncio.get_running_loop().time()
-        message = pb.EmbedRequest(inputs=[pb.Input(text=text) for text in texts], **fields)
+        message = pb.EmbedRequest(
+            inputs=[pb.Input(text=each) if isinstance(each, str) else each for each in inputs], **fields
+        )
         called = source is GRPC
         mine = self.grpc if called else self.kafka
         defaults = Defaults(mine, MODEL, Priority.INTERACTIVE if called else Priority.DEFAULT)
@@ -184,8 +194,8 @@ class FakedPipeline:
         self._offset += 1
         return RecordOrigin(self.committed_offset.deliver(record_at(self._offset)), TO_REPLIES)
 
-    async def embed(self, *texts: str, in_s: float | None = None, **fields: Any) -> Request:
-        request = self.request(*texts, in_s=in_s, **fields)
+    async def embed(self, *inputs: str | pb.Input, in_s: float | None = None, **fields: Any) -> Request:
+        request = self.request(*inputs, in_s=in_s, **fields)
         self.grpc.batcher.add(request)
         try:
             await call_of(request).wait()

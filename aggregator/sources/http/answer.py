@@ -126,11 +126,14 @@ def token_count(request: Request) -> int:
 
 
 def _timings(request: Request) -> dict[str, str]:
-    """Where the time went, of the input that waited longest."""
+    """Where the time went, of the input that waited longest, and how many inputs were computed before."""
     slowest: Vector | None = None
+    cached = 0
     for outcome in request.outcomes:
-        if isinstance(outcome, Vector) and (slowest is None or outcome.queued_s > slowest.queued_s):
-            slowest = outcome
+        if isinstance(outcome, Vector):
+            cached += outcome.batch.cached
+            if slowest is None or outcome.queued_s > slowest.queued_s:
+                slowest = outcome
     if slowest is None:
         return {}
     batch = slowest.batch
@@ -140,4 +143,5 @@ def _timings(request: Request) -> dict[str, str]:
         "x-tokenbatch-queued-ms": queued,
         "x-tokenbatch-batched-ms": batched,
         "x-tokenbatch-inference-ms": inference,
+        **({"x-tokenbatch-cached": f"{cached}"} if cached else {}),
     }

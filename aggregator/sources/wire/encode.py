@@ -43,14 +43,17 @@ def fill_summary(answer: pb.EmbedResponse | RankResponse | ScoreResponse, reques
     answer.request_id, answer.model, answer.reply_id = request.request_id, request.model, reply_id
     status = answer.status
     slowest: Vector | None = None
+    cached = 0
     for outcome in request.outcomes:
         if isinstance(outcome, Vector):
+            cached += outcome.batch.cached
             if slowest is None or outcome.queued_s > slowest.queued_s:
                 slowest = outcome
             continue
         assert isinstance(outcome, Failure), "A request was answered before its last input was complete. This is a bug."
         if status.code == Code.OK:
             fill_status(status, outcome)
+    answer.cached = cached
     if slowest is not None:
         _describe_batch(answer, slowest.batch, slowest.queued_s)
 
@@ -179,7 +182,11 @@ class _Shared:
         self._rows = batch.rows(options.dimensions, options.encoding, normalize=bool(options.normalize))
         self._encoding = options.encoding
         common = pb.EmbedResponse(
-            model=batch.model, model_revision=batch.model_revision, batch_id=batch.batch_id, attempt=batch.attempt
+            model=batch.model,
+            model_revision=batch.model_revision,
+            batch_id=batch.batch_id,
+            attempt=batch.attempt,
+            cached=int(batch.cached),
         )
         common.timings.batched.FromNanoseconds(int(batch.batched_s * 1e9))
         common.timings.inference.FromNanoseconds(int(batch.inference_s * 1e9))

@@ -183,8 +183,9 @@ startupProbe:
 {{- define "tokenbatch.aggregatorMiB" -}}
 {{- $ledger := dig "limits" "memory_bytes" 268435456 .Values.aggregator.config | int64 -}}
 {{- $held := dig "batching" "max_held_tokens" 500000 .Values.aggregator.config | int64 -}}
+{{- $cache := dig "batching" "cache_bytes" 0 .Values.aggregator.config | int64 -}}
 {{- $models := len (include "tokenbatch.models" . | fromJson).items -}}
-{{- add 692 (div (add (div (mul 5 $ledger) 4) (mul 24 $held $models) 1048575) 1048576) -}}
+{{- add 692 (div (add (div (mul 5 (add $ledger (mul $cache $models))) 4) (mul 24 $held $models) 1048575) 1048576) -}}
 {{- end -}}
 
 {{/* An amount of memory as Kubernetes writes it, in MiB; empty for ways to write it that are rare: 1e9, 128974848000m. */}}

@@ -55,7 +55,7 @@ class RankedDocument(_message.Message):
     def __init__(self, index: _Optional[int] = ..., score: _Optional[float] = ..., document: _Optional[str] = ..., token_count: _Optional[int] = ..., status: _Optional[_Union[_embedding_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class RankResponse(_message.Message):
-    __slots__ = ("request_id", "model", "model_revision", "status", "results", "timings", "batch_id", "attempt", "reply_id", "replay")
+    __slots__ = ("request_id", "model", "model_revision", "status", "results", "timings", "batch_id", "attempt", "reply_id", "replay", "cached")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class RankResponse(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     REPLY_ID_FIELD_NUMBER: _ClassVar[int]
     REPLAY_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     model_revision: str
@@ -76,7 +77,8 @@ class RankResponse(_message.Message):
     attempt: int
     reply_id: str
     replay: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., status: _Optional[_Union[_embedding_pb2.Status, _Mapping]] = ..., results: _Optional[_Iterable[_Union[RankedDocument, _Mapping]]] = ..., timings: _Optional[_Union[_embedding_pb2.Timings, _Mapping]] = ..., batch_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reply_id: _Optional[str] = ..., replay: bool = ...) -> None: ...
+    cached: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., status: _Optional[_Union[_embedding_pb2.Status, _Mapping]] = ..., results: _Optional[_Iterable[_Union[RankedDocument, _Mapping]]] = ..., timings: _Optional[_Union[_embedding_pb2.Timings, _Mapping]] = ..., batch_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reply_id: _Optional[str] = ..., replay: bool = ..., cached: _Optional[int] = ...) -> None: ...
 
 class Pair(_message.Message):
     __slots__ = ("text", "second_text")
@@ -119,7 +121,7 @@ class Scores(_message.Message):
     def __init__(self, scores: _Optional[_Iterable[float]] = ..., token_count: _Optional[int] = ..., status: _Optional[_Union[_embedding_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
-    __slots__ = ("request_id", "model", "model_revision", "status", "results", "timings", "batch_id", "attempt", "reply_id", "labels")
+    __slots__ = ("request_id", "model", "model_revision", "status", "results", "timings", "batch_id", "attempt", "reply_id", "labels", "cached")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +132,7 @@ class ScoreResponse(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     REPLY_ID_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     model_revision: str
@@ -140,4 +143,5 @@ class ScoreResponse(_message.Message):
     attempt: int
     reply_id: str
     labels: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., status: _Optional[_Union[_embedding_pb2.Status, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Scores, _Mapping]]] = ..., timings: _Optional[_Union[_embedding_pb2.Timings, _Mapping]] = ..., batch_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reply_id: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ...) -> None: ...
+    cached: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., status: _Optional[_Union[_embedding_pb2.Status, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Scores, _Mapping]]] = ..., timings: _Optional[_Union[_embedding_pb2.Timings, _Mapping]] = ..., batch_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reply_id: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., cached: _Optional[int] = ...) -> None: ...

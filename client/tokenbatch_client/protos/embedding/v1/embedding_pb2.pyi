@@ -168,7 +168,7 @@ class Timings(_message.Message):
     def __init__(self, queued: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., batched: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., inference: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class EmbedResponse(_message.Message):
-    __slots__ = ("request_id", "model", "model_revision", "status", "embeddings", "timings", "batch_id", "attempt", "reply_id", "replay")
+    __slots__ = ("request_id", "model", "model_revision", "status", "embeddings", "timings", "batch_id", "attempt", "reply_id", "replay", "cached")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +179,7 @@ class EmbedResponse(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     REPLY_ID_FIELD_NUMBER: _ClassVar[int]
     REPLAY_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     model_revision: str
@@ -189,7 +190,8 @@ class EmbedResponse(_message.Message):
     attempt: int
     reply_id: str
     replay: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., batch_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reply_id: _Optional[str] = ..., replay: bool = ...) -> None: ...
+    cached: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., batch_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reply_id: _Optional[str] = ..., replay: bool = ..., cached: _Optional[int] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()

@@ -1,0 +1,1 @@
+"""Rows that were computed before answer equal inputs: `batching.cache_bytes`, off by default."""
