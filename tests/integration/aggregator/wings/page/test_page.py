@@ -17,8 +17,7 @@ from typing import Any, Self
 import pytest
 from typing_extensions import override
 
-from aggregator.observability import viewers
-from aggregator.wings.page import words
+from aggregator.wings.page import viewers, words
 from aggregator.wings.page.pages import LivePages
 from aggregator.wings.page.viewers import Feed
 from k8s.pod import telemetry
