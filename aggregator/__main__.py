@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import uvloop
 
+from aggregator.all_settings import AllSettings
 from aggregator.errors import ungrouped
 from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings
 from aggregator.wings.redrive import command as redrive
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(
         "aggregator",
         "Batch requests from Kafka, Redis, gRPC and HTTP by token count, and send the batches to model servers.",
-        AggregatorSettings,
+        AllSettings,
         ENV_PREFIX,
         check="try every file, port, name, broker and server that the settings name, and exit",
     )
@@ -55,10 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.set_defaults(run=module.run)
     options = parser.parse_args(arguments)
     if "run" in options:
-        code: int = options.run(options)
+        code: int = options.run(options, AllSettings)
         return code
     try:
-        settings = load(AggregatorSettings, ENV_PREFIX, options.config)
+        settings = load(AllSettings, ENV_PREFIX, options.config)
         if options.show_settings:
             print(as_text(settings), end="")
         if options.check:

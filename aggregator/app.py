@@ -34,6 +34,7 @@ from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.work_item import Task
 from aggregator.settings.aggregator import AggregatorSettings
+from aggregator.sources.brokers import Broker, BrokerParts
 from aggregator.sources.calls.callers import open_authentication
 from aggregator.sources.calls.calls import Served
 from aggregator.sources.calls.load import Limits, Load
@@ -43,18 +44,21 @@ from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.offsets import InFlightRecord
 from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.sources.kafka.source import KafkaSource
-from aggregator.sources.redis.connection import connect as connect_redis
-from aggregator.sources.redis.source import RedisSource
 from aggregator.tokenizers.cache import TokenizerCache
 from aggregator.tokenizers.counting import INLINE_CHARACTERS, Counting
 from aggregator.tokenizers.tokenizer import Tokenizer
 from aggregator.wings.cache.cache import open_caches
 from aggregator.wings.fast_tokenizer.fast_path import fast_path
 from aggregator.wings.page.live import live_pages
+from aggregator.wings.redis.broker import REDIS_BROKER
 from k8s.pod import open_files, telemetry
 from k8s.pod.monitoring import Heartbeat, Pages
 
 _LOG = logging.getLogger(__name__)
+BROKERS: Sequence[Broker] = [
+    REDIS_BROKER,
+]
+"""What requests are read from beside Kafka."""
 PAGES: Sequence[Callable[[AggregatorState], Pages]] = [
     live_pages,
 ]
@@ -106,8 +110,16 @@ class Aggregator:
         self._ledger = make_ledger(settings)
         if settings.kafka.enabled:
             self.sources.append(self._open_kafka(settings, tracing))
-        if settings.redis.enabled:
-            self.sources.append(self._open_redis(settings))
+        parts = BrokerParts(
+            settings.models[0].name,
+            room=self._room,
+            intake=self._ledger.intake,
+            dimensions=self._models.dimensions,
+            known=self._models.__contains__,
+            trusts_tenant=not settings.grpc.authentication.required,
+            metrics=self._metrics,
+        )
+        self.sources += filter(None, (broker.open(settings, parts) for broker in BROKERS))
         served = Served(
             default_model=settings.models[0].name,
             models=self._models,
@@ -149,19 +161,6 @@ class Aggregator:
             tracing=tracing,
         )
         return source
-
-    def _open_redis(self, settings: AggregatorSettings) -> RedisSource:
-        return RedisSource(
-            settings.redis,
-            settings.models[0].name,
-            connect_redis(settings.redis),
-            room=self._room,
-            intake=self._ledger.intake,
-            dimensions=self._models.dimensions,
-            known=self._models.__contains__,
-            trusts_tenant=not settings.grpc.authentication.required,
-            metrics=self._metrics,
-        )
 
     def _backlogs(self) -> list[Backlog]:
         return [each for source in self.sources for each in source.backlogs()]
@@ -324,7 +323,7 @@ def make_models(
 
 def make_ledger(settings: AggregatorSettings) -> Ledger:
     """The ledger of a process; a part that no source of this process uses goes to the other."""
-    pauses = settings.kafka.enabled or settings.redis.enabled
+    pauses = any(broker.enabled for broker in settings.brokers.values())
     answers = bool(settings.grpc.bind or settings.http.bind)
     return Ledger(settings.limits.memory_bytes, INTAKE_SHARE if pauses and answers else float(pauses))
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
 
-from aggregator.app import few_files
+from aggregator.app import BROKERS, few_files
 from aggregator.errors import TokenbatchError
 from aggregator.replicas.pool import describe
 from aggregator.settings.addresses import DnsAddress, changes, parse
@@ -14,7 +14,6 @@ from aggregator.settings.aggregator import AggregatorSettings
 from aggregator.sources.calls.callers import open_authentication
 from aggregator.sources.calls.certificates import server_context, watch_certificates
 from aggregator.sources.kafka.connection import check as check_kafka
-from aggregator.sources.redis.connection import prepare_streams
 from k8s.kube.endpoints import check_access
 from k8s.pod import checks
 from k8s.pod.addresses import split_server
@@ -29,19 +28,17 @@ async def check(settings: AggregatorSettings) -> int:
     if shortage := few_files(settings):
         findings.warn(shortage)
     checks.environment(findings)
-    groups = {"kafka": settings.kafka.enabled, "redis": settings.redis.enabled}
-    checks.files(findings, settings, without=[name for name, is_used in groups.items() if not is_used])
+    checks.files(findings, settings, without=[name for name, group in settings.brokers.items() if not group.enabled])
     _credentials(findings, settings)
     binds = {"grpc.bind": settings.grpc.bind, "http.bind": settings.http.bind, "demand.bind": settings.demand.bind}
     checks.ports(findings, binds, settings.telemetry.metrics_bind)
     work: list[Awaitable[None]] = []
-    kafka, redis = settings.kafka, settings.redis
+    kafka = settings.kafka
     if kafka.enabled:
         name = f"kafka {kafka.bootstrap_servers}"
         work.append(findings.within(_broker(findings, name, check_kafka(kafka, PATIENCE_S)), name))
-    if redis.enabled:
-        name, streams = f"redis {redis.servers}", prepare_streams(redis, PATIENCE_S - 1.0, create=False)
-        work.append(findings.within(_broker(findings, name, streams), name))
+    for name, tried in filter(None, (broker.check(settings, PATIENCE_S - 1.0) for broker in BROKERS)):
+        work.append(findings.within(_broker(findings, name, tried), name))
     for place, model in enumerate(settings.models):
         for number, address in enumerate(model.servers):
             setting = f"models[{place}].servers[{number}]"

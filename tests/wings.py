@@ -2,6 +2,7 @@
 
 A wing is a folder below `aggregator/wings/` or `modelserver/wings/`. Removed with it are its tests, in folders of its
 path below `tests/*/`, and its registry lines: the imports of it from outside, and the table lines that use their names.
+In pages the links to its files become plain text.
 `loadtest/` stands above both and may simulate a wing: its files that cannot do without one go with it, and their tests.
 The quick form checks that every file parses, that nothing undefined or missing is named, that the layers hold and
 that every module imports; `--whole` runs mypy and the unit tests too. `--write` puts prices into docs/architecture.md.
@@ -92,9 +93,8 @@ def _registry_lines(root: Path, folder: Path) -> Iterator[tuple[Path, int]]:
 def _naming(file: Path, text: str, module: str) -> Iterator[int]:
     """The lines of a file that import a wing or use what they import; of a test, with the function around them."""
     tree, lines = ast.parse(text), text.splitlines()
-    imports = [
-        node for node in tree.body if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{module}.")
-    ]
+    fields, own = set(_fields(tree)), re.compile(rf"(?:tests\.\w+\.)?{re.escape(module)}(?:\.|$)")
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and own.match(node.module or "")]
     for node in imports:
         yield from range(node.lineno, (node.end_lineno or node.lineno) + 1)
     bound = {alias.asname or alias.name for node in imports for alias in node.names}
@@ -102,12 +102,20 @@ def _naming(file: Path, text: str, module: str) -> Iterator[int]:
         if not isinstance(used, ast.Name) or used.id not in bound:
             continue
         line = lines[used.lineno - 1].strip()
-        if line.endswith(",") and _is_element(line):
+        if (line.endswith(",") and _is_element(line)) or used.lineno in fields:
             yield used.lineno
         elif file.parts[0] == "tests":
             yield from _statement_around(tree, used)
         else:
             raise Woven(f"{file}:{used.lineno}: {line}: is no line of a table")
+
+
+def _fields(tree: ast.Module) -> Iterator[int]:
+    """The lines of the fields of classes, where each is on one line: the groups of settings are a table too."""
+    for each in tree.body:
+        for field in each.body if isinstance(each, ast.ClassDef) else ():
+            if isinstance(field, ast.AnnAssign) and field.lineno == field.end_lineno:
+                yield field.lineno
 
 
 def _statement_around(tree: ast.Module, inner: ast.Name) -> range:
@@ -159,10 +167,17 @@ def without(wing: Wing, copy: Path) -> None:
         removed = {number for at, number in wing.registry if at == file}
         kept = (ROOT / file).read_text(encoding="utf-8").splitlines(keepends=True)
         (copy / file).write_text("".join(line for number, line in enumerate(kept, 1) if number not in removed))
+    for page in copy.rglob("*.md"):
+        page.write_text(_unlinked(page.read_text(encoding="utf-8"), wing.folder), encoding="utf-8")
     subprocess.run(("git", "init", "--quiet"), cwd=copy, check=True)  # the files of the copy are listed by git too
     while yard := {file for file, _ in missing(copy) if YARD in file.parts}:
         for file in yard:
             (copy / file).unlink()
+
+
+def _unlinked(text: str, folder: Path) -> str:
+    """A page whose links to a wing's files are plain text."""
+    return re.sub(rf"\[([^\]]*)\]\((?:\.\./)*{folder}/[^)]*\)", r"\1", text)
 
 
 def quick(wing: Wing, copy: Path) -> Iterator[str]:

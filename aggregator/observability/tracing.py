@@ -78,8 +78,8 @@ class Tracing:
         """
         if not self.enabled:
             return _NOTHING
-        origins = [(request.source.name, request.traceparent) for request in requests]
-        sources = sorted({source for source, _ in origins})
+        origins = [(request.source, request.traceparent) for request in requests]
+        sources = sorted({source.name for source, _ in origins})
         attributes: dict[str, str | int | Sequence[str]] = {
             "tokenbatch.batch.sources": sources,
             "tokenbatch.batch.queries": queries,
@@ -89,7 +89,7 @@ class Tracing:
             "tokenbatch.batch.attempt": attempt,
         }
         kind = SpanKind.INTERNAL
-        if sources in (["kafka"], ["redis"]):
+        if len(sources) == 1 and not origins[0][0].refusable:
             kind = SpanKind.CONSUMER
             attributes["messaging.system"] = sources[0]
             attributes["messaging.operation.name"] = attributes["messaging.operation.type"] = "process"

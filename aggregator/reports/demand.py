@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from aggregator.admission.models import Models
 from aggregator.pipeline.demand_meter import DemandMeter
-from aggregator.request.request import REDIS, Backlogs
+from aggregator.request.request import Backlogs
 from aggregator.scheduler.rates import BusyShare
 from k8s.pod.grpc.server import GrpcServer
 from protos.aggregator.v1 import aggregator_pb2 as pb
@@ -47,10 +47,10 @@ class DemandReport:
                     stream=each.topic,
                     model=each.model,
                     waiting_entries=each.records,
-                    tokens_per_entry=self._meter.tokens_per_record(each.model, REDIS),
+                    tokens_per_entry=self._meter.tokens_per_record(each.model, each.source),
                 )
                 for each in backlogs
-                if each.source == REDIS
+                if not isinstance(each.partition, int)
             ],
         )
 

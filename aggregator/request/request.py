@@ -279,12 +279,12 @@ class Request:
         return True
 
 
-KAFKA, REDIS, GRPC, HTTP = "kafka", "redis", "grpc", "http"
+KAFKA, GRPC, HTTP = "kafka", "grpc", "http"
 """Names of sources."""
 
 
 class Backlog(NamedTuple):
-    """The backlog of one partition that `source` reads. A Redis stream is the partition `redis` of a topic of its name.
+    """The backlog of one partition that `source` reads. A stream is one partition, with a name instead of a number.
 
     `model`: of requests that name none. `records` were not fetched or claimed yet. `uncommitted_span`: records from the
     committed offset to the highest completed one. `position`: the offset to be handed out next. `outranked`: it is

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, SecretStr, field_validator, model_validator
+from typing_extensions import override
 
 from aggregator.settings.addresses import changes, check_address
+from aggregator.settings.brokers import OTHER_REPLIES, BrokerSettings, IntakeSettings
 from aggregator.settings.other_names import AGGREGATOR_NAMES
-from aggregator.settings.redis import OTHER_REPLIES, IntakeSettings, RedisSettings
 from k8s.pod.addresses import OptionalBind, Servers
 from k8s.pod.settings import Group
 from k8s.pod.telemetry import TelemetrySettings
@@ -118,6 +119,8 @@ class TenantSettings(Group):
 
 ENV_PREFIX = "TOKENBATCH_AGGREGATOR_"
 
+G = TypeVar("G", bound=Group)
+
 
 class TopicSettings(IntakeSettings):
     """One query topic, and the defaults for its requests."""
@@ -167,7 +170,7 @@ class ClientSettings(Group):
     """Time to finish the records of a revoked partition: other members wait for it in the rebalance."""
 
 
-class KafkaSettings(Group):
+class KafkaSettings(BrokerSettings):
     """The Kafka cluster, its topics, and how far intake may run ahead."""
 
     enabled: bool = Field(default=True, description="read requests from Kafka")
@@ -199,6 +202,11 @@ class KafkaSettings(Group):
         default=ClientSettings(),
         description="client_id and session_timeout_s: as in Kafka's consumer",
     )
+
+    @property
+    @override
+    def intakes(self) -> tuple[TopicSettings, ...]:
+        return self.topics
 
     def replies_of(self, topic: TopicSettings) -> str:
         return topic.reply_topic or OTHER_REPLIES.get(topic.task, self.reply_topic)
@@ -351,12 +359,11 @@ class LifecycleSettings(Group):
 
 
 class AggregatorSettings(Group):
-    """All settings of the aggregator."""
+    """The settings of the aggregator; `aggregator/all_settings.py` adds those of wings."""
 
     other_names: ClassVar[Mapping[str, str]] = AGGREGATOR_NAMES
 
     kafka: KafkaSettings = KafkaSettings()
-    redis: RedisSettings = RedisSettings()
     grpc: GrpcSettings = GrpcSettings()
     http: HttpSettings = HttpSettings()
     tenants: TenantSettings = TenantSettings()
@@ -380,6 +387,15 @@ class AggregatorSettings(Group):
         " printable ASCII, while it agrees with the model's own",
     )
 
+    @property
+    def brokers(self) -> Mapping[str, BrokerSettings]:
+        """The groups of brokers, enabled or not, by their names."""
+        return {name: group for name, group in self if isinstance(group, BrokerSettings)}
+
+    def group(self, of: type[G]) -> G | None:
+        """The group of this type, if a wing brought it."""
+        return next((group for _, group in self if isinstance(group, of)), None)
+
     @field_validator("models")
     @classmethod
     def _have_names_of_their_own(cls, models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
@@ -390,11 +406,8 @@ class AggregatorSettings(Group):
 
     @model_validator(mode="after")
     def _topics_name_configured_models(self) -> Self:
-        places: list[IntakeSettings] = []
-        places += self.kafka.topics if self.kafka.enabled else ()
-        places += self.redis.streams if self.redis.enabled else ()
         names = _names(self.models)
-        for place in places:
+        for place in (intake for broker in self.brokers.values() if broker.enabled for intake in broker.intakes):
             if place.model and place.model not in names:
                 raise ValueError(
                     f"{place.name}: its model {place.model} is not configured: use one of {', '.join(names)}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
+from aggregator.all_settings import AllSettings
 from aggregator.settings import aggregator
 from aggregator.wings.scaler import settings as scaler
 from helm.generate.schema import CHART_SETS
@@ -40,7 +41,7 @@ values do not take them. They also do not take `password`, `password_file` and `
 """
 
 _PROCESSES: tuple[tuple[str, str, type[BaseModel], str], ...] = (
-    ("Aggregator", "aggregator", aggregator.AggregatorSettings, aggregator.ENV_PREFIX),
+    ("Aggregator", "aggregator", AllSettings, aggregator.ENV_PREFIX),
     ("Model server", "modelserver", modelserver.ModelServerSettings, modelserver.ENV_PREFIX),
     ("Scaler", "aggregator scaler", scaler.ScalerSettings, scaler.ENV_PREFIX),
 )

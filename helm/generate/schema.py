@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from aggregator.settings.aggregator import AggregatorSettings, KafkaSettings
-from aggregator.settings.redis import RedisSettings
+from aggregator.all_settings import AllSettings
+from aggregator.settings.aggregator import KafkaSettings
+from aggregator.wings.redis.settings import RedisSettings
 from aggregator.wings.scaler.settings import ScalerSettings
 from modelserver.settings import ModelServerSettings
 
@@ -21,7 +22,7 @@ Schema = dict[str, Any]
 SETTINGS: dict[str, type[BaseModel]] = {
     "kafka": KafkaSettings,
     "redis": RedisSettings,
-    "aggregator": AggregatorSettings,
+    "aggregator": AllSettings,
     "modelserver": ModelServerSettings,
     "scaler": ScalerSettings,
 }

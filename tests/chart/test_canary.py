@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from aggregator.all_settings import AllSettings
 from aggregator.settings.aggregator import ENV_PREFIX as AGGREGATOR
-from aggregator.settings.aggregator import AggregatorSettings, CanarySettings
+from aggregator.settings.aggregator import CanarySettings
 from aggregator.wings.scaler.settings import ENV_PREFIX as SCALER
 from aggregator.wings.scaler.settings import ScalerSettings
 from k8s.pod.settings import load
@@ -41,7 +42,7 @@ def test_aggregators_and_the_scaler_are_told_of_its_share(tmp_path: Path) -> Non
     for kind in ("aggregator", "scaler"):
         text = find(objects, "ConfigMap", f"t-tokenbatch-{kind}")["data"][f"{kind}.yaml"]
         (tmp_path / kind).write_text(text, encoding="utf-8")
-    (model,) = load(AggregatorSettings, AGGREGATOR, tmp_path / "aggregator").models
+    (model,) = load(AllSettings, AGGREGATOR, tmp_path / "aggregator").models
     assert model.canary == CanarySettings(revision="b", share=0.25)
     assert model.servers == (f"k8s://{NAME}.ns:50061", f"k8s://{ON_TRIAL}.ns:50061")
     scaled = load(ScalerSettings, SCALER, tmp_path / "scaler").models

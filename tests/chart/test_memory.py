@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.settings.aggregator import AggregatorSettings
+from aggregator.all_settings import AllSettings
 from tests.chart.rendering import CHART, VALUES, Object, find, render, run
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ def notes(*arguments: str) -> str:
 
 
 def test_the_limit_of_memory_is_that_of_the_formula_by_the_defaults() -> None:
-    settings = AggregatorSettings()
+    settings = AllSettings()
     assert needed_mib(settings.limits.memory_bytes, settings.batching.max_held_tokens) == 1024
     assert limits() == {"memory": "1024Mi"}
 
@@ -45,7 +45,7 @@ def test_the_limit_of_memory_follows_the_ledger_and_the_queue(version: int) -> N
 
 
 def test_the_limit_of_memory_has_room_for_the_cache() -> None:
-    settings = AggregatorSettings()
+    settings = AllSettings()
     found = limits("--set", "aggregator.config.batching.cache_bytes=1073741824")
     needed = needed_mib(settings.limits.memory_bytes, settings.batching.max_held_tokens, 1 << 30)
     assert found == {"memory": f"{needed}Mi"}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from aggregator.all_settings import AllSettings
 from aggregator.settings.aggregator import ENV_PREFIX as AGGREGATOR
-from aggregator.settings.aggregator import AggregatorSettings
 from aggregator.wings.scaler.settings import ENV_PREFIX as SCALER
 from aggregator.wings.scaler.settings import ScalerSettings
 from k8s.pod.settings import load
@@ -20,7 +20,7 @@ from tests.chart.rendering import CASES, Object, find, pod_specs, render
 
 VOLUMES = {"configMap", "emptyDir", "projected", "secret", "persistentVolumeClaim", "csi", "ephemeral"}
 LOAD: dict[str, Callable[[Path], object]] = {
-    "aggregator.yaml": lambda file: load(AggregatorSettings, AGGREGATOR, file),
+    "aggregator.yaml": lambda file: load(AllSettings, AGGREGATOR, file),
     "modelserver.yaml": lambda file: load(ModelServerSettings, MODELSERVER, file),
     "scaler.yaml": lambda file: load(ScalerSettings, SCALER, file),
 }
@@ -100,7 +100,7 @@ def drain_s(case: str, deployment: Object) -> float:
     ((name, text),) = config.items()
     values = yaml.safe_load(text)
     if name == "aggregator.yaml":
-        return float(values.get("lifecycle", {}).get("grace_s", AggregatorSettings().lifecycle.grace_s))
+        return float(values.get("lifecycle", {}).get("grace_s", AllSettings().lifecycle.grace_s))
     if name == "modelserver.yaml":
         return ModelServerSettings().grpc.drain_timeout_s
     return 5.0
@@ -145,5 +145,5 @@ def test_aggregators_are_told_only_of_models_that_scale_to_zero(
     objects = render(case, *(("--set", values) if values else ()))
     file = tmp_path / "aggregator.yaml"
     file.write_text(find(objects, "ConfigMap", "t-tokenbatch-aggregator")["data"]["aggregator.yaml"], encoding="utf-8")
-    settings = load(AggregatorSettings, AGGREGATOR, file)
+    settings = load(AllSettings, AGGREGATOR, file)
     assert [model.scales_to_zero for model in settings.models] == [zero]

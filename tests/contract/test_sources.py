@@ -1,10 +1,12 @@
-"""What the pipeline and senders may rely on in a source behind which a broker keeps requests: Kafka's and Redis's."""
+"""What the pipeline and senders may rely on in a source behind which a broker keeps requests."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -12,9 +14,9 @@ import pytest_asyncio
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Request, Source
 from aggregator.scheduler.work_item import Priority
-from loadtest.stack.redis import UNSYNCED, RedisServer
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.support.brokers import Broker, KafkaAsBroker, RedisAsBroker
+from tests.contract.aggregator.wings.redis.broker import redis
+from tests.support.brokers import Broker, KafkaAsBroker
 from tests.support.fake_source import reply_all, take
 from tests.support.kafka_clusters import FakeCluster, RealCluster
 
@@ -22,31 +24,39 @@ TOO_LONG = Failure(Code.OUT_OF_RANGE, "too long")
 POISON = Failure(Code.INTERNAL, "it broke")
 
 
-@pytest.fixture(scope="session")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A server for all tests."""
-    with RedisServer(tmp_path_factory.mktemp("redis"), settings=UNSYNCED) as server:
-        yield server
+@asynccontextmanager
+async def fake_kafka(_: pytest.FixtureRequest, __: Path) -> AsyncGenerator[Broker]:
+    """Kafka in memory."""
+    async with prepared(KafkaAsBroker(FakeCluster())) as broker:
+        yield broker
+
+
+@asynccontextmanager
+async def kafka(request: pytest.FixtureRequest, _: Path) -> AsyncGenerator[Broker]:
+    """The Kafka of all tests."""
+    async with prepared(KafkaAsBroker(RealCluster(request.getfixturevalue("kafka").bootstrap))) as broker:
+        yield broker
+
+
+@asynccontextmanager
+async def prepared(broker: KafkaAsBroker) -> AsyncGenerator[Broker]:
+    """Its topics are there."""
+    await broker.prepare()
+    yield broker
+    await broker.close()
 
 
 @pytest_asyncio.fixture(
     params=[
-        "fake kafka",
-        pytest.param("kafka", marks=pytest.mark.kafka),
-        pytest.param("redis", marks=pytest.mark.redis),
+        pytest.param(fake_kafka, id="fake kafka"),
+        pytest.param(kafka, id="kafka", marks=pytest.mark.kafka),
+        pytest.param(redis, id="redis", marks=pytest.mark.redis),
     ]
 )
-async def broker(request: pytest.FixtureRequest) -> AsyncGenerator[Broker]:
+async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Broker]:
     """Each broker in turn."""
-    made: RedisAsBroker | KafkaAsBroker
-    if request.param == "redis":
-        made = RedisAsBroker(request.getfixturevalue("redis").address)
-    else:
-        fake = request.param == "fake kafka"
-        made = KafkaAsBroker(FakeCluster() if fake else RealCluster(request.getfixturevalue("kafka").bootstrap))
-        await made.prepare()
-    yield made
-    await made.close()
+    async with request.param(request, tmp_path) as opened:
+        yield opened
 
 
 def message(request_id: str, *texts: str, **fields: object) -> bytes:

@@ -17,7 +17,7 @@ ROW = re.compile(r'^@pytest\.mark\.row\(\s*"(?!checker: ).*?^async def (test_\w+
 
 
 def test_every_row_has_a_section() -> None:
-    rows = [name for file in HERE.glob("test_*.py") for name in ROW.findall(file.read_text(encoding="utf-8"))]
+    rows = [name for file in HERE.rglob("test_*.py") for name in ROW.findall(file.read_text(encoding="utf-8"))]
     assert len(rows) > 30
     assert sorted(rows) == sorted(SECTIONS)
 

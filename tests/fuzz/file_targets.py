@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
+from aggregator.all_settings import AllSettings
 from aggregator.settings import aggregator as aggregator_settings
 from k8s.pod.settings import SettingsError, as_text, load
 from modelserver import settings as modelserver_settings
@@ -31,7 +32,7 @@ def _load(kind: int, file: Path | None, env: dict[str, str]) -> None:
             if kind % 2:
                 as_text(load(modelserver_settings.ModelServerSettings, _PREFIXES[1], file))
             else:
-                as_text(load(aggregator_settings.AggregatorSettings, _PREFIXES[0], file))
+                as_text(load(AllSettings, _PREFIXES[0], file))
     except (CannotStart, SettingsError):
         return
 

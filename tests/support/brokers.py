@@ -1,23 +1,18 @@
-"""One interface over the brokers behind a source: Kafka, in memory and real, and Redis."""
+"""One interface over the brokers behind a source, and Kafka behind it, in memory and real."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
-from aggregator.admission.ledger import MEMORY_BYTES, Ledger
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.request.request import Source
 from aggregator.settings.aggregator import TopicSettings
-from aggregator.settings.redis import RedisClientSettings, RedisSettings, StreamSettings
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.source import KafkaSource
-from aggregator.sources.redis.connection import connect, disconnect, prepare_streams
-from aggregator.sources.redis.source import RedisSource
 from k8s.pod.metrics_buffer import MetricsBuffer
 from tests.support.kafka_clusters import Cluster
 
@@ -107,74 +102,3 @@ async def _named(cluster: Cluster, name: str) -> str:
     else:
         getattr(cluster, "kafka").create_topic(name, 1)  # noqa: B009 - only the fake has it
     return name
-
-
-class RedisAsBroker:
-    """A stream; each broker has keys of its own."""
-
-    def __init__(self, address: str, **changes: Any) -> None:
-        name = secrets.token_hex(4)
-        self.metrics = MetricsBuffer()
-        self.requests, self.out = f"{name}-in", f"{name}-out"
-        own = {
-            "servers": address,
-            "streams": (StreamSettings(name=self.requests),),
-            "reply_stream": self.out,
-            "client": RedisClientSettings().model_copy(update={"takeover_idle_s": 1.0}),
-        }
-        self.settings = RedisSettings.model_validate({**own, **changes})
-        self.client = connect(self.settings)
-        self.room_tokens = 100_000
-        self.intake = Ledger(MEMORY_BYTES).intake
-        self.dimensions = 0
-
-    async def close(self) -> None:
-        await disconnect(self.client)
-
-    @asynccontextmanager
-    async def opened(self, **changes: Any) -> AsyncGenerator[RedisSource]:
-        settings = self.settings.model_copy(update={"streams": (StreamSettings(name=self.requests, **changes),)})
-        await prepare_streams(settings, 5.0)
-        client = connect(settings)
-        source = RedisSource(
-            settings,
-            "m",
-            client,
-            room=lambda _, __: self.room_tokens,
-            intake=self.intake,
-            dimensions=lambda _: self.dimensions,
-            known=lambda _: True,
-            trusts_tenant=True,
-            metrics=Metrics(self.metrics),
-        )
-        running = asyncio.create_task(source.run())
-        try:
-            yield source
-            assert not running.done()
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            await disconnect(client)
-
-    async def send(self, value: bytes, **fields: bytes) -> None:
-        added = {name.replace("content_type", "content-type"): each for name, each in fields.items()}
-        await self.client.xadd(self.requests, {"value": value, **added})
-
-    def counted(self, name: str) -> Mapping[str, float]:
-        """What a counter counted, by the last of its labels; what it counted nothing of is left out."""
-        found = [metric for metric in self.metrics.collect().metrics if metric.name == name]
-        points: list[Any] = [point for metric in found for point in metric.data.data_points]
-        return {list(point.attributes.values())[-1]: point.value for point in points if point.value}
-
-    async def replies(self) -> list[bytes]:
-        return [fields[b"value"] for _, fields in await self.client.xrange(self.out)]
-
-    async def letters(self) -> list[tuple[bytes, Fields]]:
-        found = await self.client.xrange(f"{self.requests}-dlt")
-        return [
-            (fields.get(b"value", b""), {name.decode(): value for name, value in fields.items()}) for _, fields in found
-        ]
-
-    async def unfinished(self) -> int:
-        length: int = await self.client.xlen(self.requests)
-        return length

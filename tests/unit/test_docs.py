@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from aggregator.settings.aggregator import AggregatorSettings
+from aggregator.all_settings import AllSettings
 from aggregator.wings.scaler.settings import ScalerSettings
 from modelserver.settings import ModelServerSettings
 
@@ -67,7 +67,7 @@ def names(settings: type[BaseModel], before: str = "") -> Iterator[str]:
 
 
 PROCESSES = (
-    AggregatorSettings,
+    AllSettings,
     ModelServerSettings,
     ScalerSettings,
 )

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from aggregator.errors import Code, InvalidRequest, Undecodable
 from aggregator.request.request import Defaults, Failure, Request, Source
 from aggregator.scheduler.work_item import Priority, Task
-from aggregator.settings.redis import IntakeSettings
+from aggregator.settings.brokers import IntakeSettings
 from aggregator.sources.wire import decode, generation, scores
 from aggregator.sources.wire.encode import MAX_ECHOED, fill_status, json_of, response, to_protobuf
 from aggregator.sources.wire.message import AnyMessage, Message

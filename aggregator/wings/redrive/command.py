@@ -67,13 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", type=Path, metavar="FILE.json", help="the summary")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, settings_type: type[AggregatorSettings]) -> int:
     """The exit code: 0; 1 if a requested dead letter is still there, or none is like that; 2 if it cannot be done."""
     # aiokafka logs each error that it retries, and raises the ones that it gives up on.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     counts = Redriven()
     try:
-        plan = _plan(options)
+        plan = _plan(options, settings_type)
         asyncio.run(redrive(plan, counts, _progress(counts)))
         if options.json:
             figures = {field.name: getattr(counts, field.name) for field in fields(counts)}
@@ -91,11 +91,11 @@ def run(options: argparse.Namespace) -> int:
     return 1 if counts.stuck or none_matched else 0
 
 
-def _plan(options: argparse.Namespace) -> RedrivePlan:
+def _plan(options: argparse.Namespace, settings_type: type[AggregatorSettings]) -> RedrivePlan:
     """Raises StartError, and RedriveError for options that contradict each other."""
     if options.to == options.letters_topic:
         raise RedriveError(f"--to {options.to}: the dead letters would only go round in their own topic")
-    kafka = load(AggregatorSettings, ENV_PREFIX, options.config).kafka
+    kafka = load(settings_type, ENV_PREFIX, options.config).kafka
     if options.bootstrap:
         kafka = kafka.model_copy(update={"bootstrap_servers": options.bootstrap})
     return RedrivePlan(

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, _: object) -> int:
     """The exit code: 0 after SIGTERM, 2 if it could not start."""
     try:
         settings = load(ScalerSettings, ENV_PREFIX, options.config)

@@ -303,10 +303,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout-s", type=float, default=120.0, metavar="S", help="for all of it (%(default)s)")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, settings_type: type[AggregatorSettings]) -> int:
     """The exit code: 0, or 1 with the reason on standard error."""
     try:
-        settings = load(AggregatorSettings, ENV_PREFIX, options.config)
+        settings = load(settings_type, ENV_PREFIX, options.config)
         found = asyncio.run(prove(settings, options.grpc, options.timeout_s, options.metric, http=options.http))
     except (Failed, StartError) as error:
         sys.stderr.write(f"failed: {error}\n")

@@ -16,8 +16,9 @@ import aiohttp
 import grpc.aio
 import pytest
 
+from aggregator.all_settings import AllSettings
 from aggregator.app import Aggregator
-from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings
+from aggregator.settings.aggregator import ENV_PREFIX
 from k8s.pod.settings import load
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.ports import free_ports
@@ -71,7 +72,7 @@ def executed() -> Iterator[Executed]:
 
 
 @asynccontextmanager
-async def running(settings: AggregatorSettings) -> AsyncGenerator[Aggregator]:
+async def running(settings: AllSettings) -> AsyncGenerator[Aggregator]:
     """An aggregator in this process, once it serves both of its models."""
     aggregator, stop = Aggregator(settings), asyncio.Event()
     work = asyncio.create_task(aggregator.run(stop))
@@ -120,7 +121,7 @@ async def test_the_page_lists_what_each_way_executes_and_no_more(
     for name, value in told.items():
         monkeypatch.setenv(ENV_PREFIX + name, value)
     async with (
-        running(load(AggregatorSettings, ENV_PREFIX, None)),
+        running(load(AllSettings, ENV_PREFIX, None)),
         open_kafka_client(kafka.bootstrap, topics) as client,
         grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
         aiohttp.ClientSession(f"http://127.0.0.1:{http_port}") as session,

@@ -130,7 +130,6 @@ def test_check_names_every_file_name_and_port_that_cannot_be_used(taken_port: in
         KAFKA__BOOTSTRAP_SERVERS="nowhere.invalid:1",
         KAFKA__SASL=f'{{"mechanism": "OAUTHBEARER", "token_file": "{missing}"}}',
         KAFKA__SSL=f'{{"ca_file": "{missing}"}}',
-        REDIS=f'{{"enabled": true, "servers": "nowhere.invalid:1", "user": {{"password_file": "{missing}"}}}}',
         GRPC__TLS=f'{{"cert_file": "{missing}", "key_file": "{missing}", "client_ca_file": "{missing}"}}',
         GRPC__AUTHENTICATION=f'{{"tokens_file": "{missing}", "jwt": {{"jwks_file": "{missing}"}}}}',
         TOKENIZER='{"cache": "/proc/no"}',
@@ -140,7 +139,7 @@ def test_check_names_every_file_name_and_port_that_cannot_be_used(taken_port: in
     assert (ended.returncode, ended.stderr) == (1, "")
     problems = [line for line in ended.stdout.splitlines() if line.startswith("problem: ")]
     for setting in (
-        *("kafka.sasl.token_file", "kafka.ssl.ca_file", "redis.user.password_file", "tokenizer.cache", "http.bind"),
+        *("kafka.sasl.token_file", "kafka.ssl.ca_file", "tokenizer.cache", "http.bind"),
         *("grpc.tls.cert_file", "grpc.tls.key_file", "grpc.tls.client_ca_file"),
         *("grpc.authentication.tokens_file", "grpc.authentication.jwt.jwks_file"),
         *(f"models[0].servers[{place}]" for place in range(3)),  # also where the resolver takes too long

@@ -9,7 +9,7 @@ import pytest
 from aggregator.pipeline.demand_meter import _RECENT_TOKENS, DemandMeter  # pyright: ignore[reportPrivateUsage]
 from aggregator.reports.demand import DemandReport
 from aggregator.request.generation import Generation
-from aggregator.request.request import REDIS, Backlog, Held
+from aggregator.request.request import Backlog, Held
 from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.rates import ArrivalPolicy
@@ -23,7 +23,7 @@ from tests.unit.aggregator.test_two_tasks import faked_of, generated, server
 
 
 def backlogs() -> list[Backlog]:
-    stream = Backlog(REDIS, "stream", REDIS, MODEL, 3)
+    stream = Backlog("redis", "stream", "redis", MODEL, 3)
     return [*(Backlog("kafka", "requests", n, MODEL, 0, position=7 + 2 * n) for n in range(2)), stream]
 
 
@@ -125,11 +125,11 @@ async def test_a_report_says_how_busy_the_loop_was_and_what_is_configured() -> N
 @in_virtual_time
 async def test_waiting_stream_entries_are_reported_with_the_mean_request_length() -> None:
     faked, meter = metered(ManualClock(1000.0))
-    request = any_request("1", model=MODEL, source=FakeSource(REDIS, refusable=False))
-    meter.arrived(REDIS, [request])
+    request = any_request("1", model=MODEL, source=FakeSource("redis", refusable=False))
+    meter.arrived("redis", [request])
     request.hold(Held(faked.model.admission, *_NOWHERE), 25)
     meter.counted(faked.model, [request])
-    told = DemandReport(faked.pipeline.models, meter, lambda: [Backlog(REDIS, "s", REDIS, "alias", 9)])()
+    told = DemandReport(faked.pipeline.models, meter, lambda: [Backlog("redis", "s", "redis", "alias", 9)])()
     assert list(told.streams) == [pb.Stream(stream="s", model="alias", waiting_entries=9, tokens_per_entry=25.0)]
     assert meter.totals() == (1, 25)
 

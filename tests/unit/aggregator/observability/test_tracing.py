@@ -16,7 +16,7 @@ from tests.support.fake_source import GRPC, KAFKA, FakeSource, any_request
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{SPAN}-01"
-REDIS, HTTP = FakeSource(names.REDIS, refusable=False), FakeSource(names.HTTP, refusable=True)
+REDIS, HTTP = FakeSource("redis", refusable=False), FakeSource(names.HTTP, refusable=True)
 
 
 @pytest.fixture

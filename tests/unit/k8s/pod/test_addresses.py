@@ -65,7 +65,6 @@ def test_servers_are_separated_by_commas() -> None:
 SETTINGS: list[tuple[type[Group], str, str]] = [
     (AggregatorSettings, "KAFKA__BOOTSTRAP_SERVERS", "{}"),
     (AggregatorSettings, "KAFKA__BOOTSTRAP_SERVERS", "fine:9092,{}"),
-    (AggregatorSettings, "REDIS__SERVERS", "{}"),
     (AggregatorSettings, "GRPC__BIND", "{}"),
     (AggregatorSettings, "HTTP__BIND", "{}"),
     (AggregatorSettings, "DEMAND__BIND", "{}"),

@@ -9,9 +9,7 @@ import pytest
 from kubernetes import client
 
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.settings.redis import RedisSettings
 from aggregator.sources.kafka.connection import client_options
-from aggregator.sources.redis.connection import connect
 from k8s.kube.connection import Kubernetes
 
 
@@ -41,8 +39,3 @@ def test_authorities_of_clusters_may_lack_extensions() -> None:
 def test_authorities_of_brokers_may_lack_extensions() -> None:
     options = client_options(KafkaSettings.model_validate({"security_protocol": "SSL"}))
     assert not is_strict(options["ssl_context"])
-
-
-def test_authorities_of_redis_may_lack_extensions() -> None:
-    made = connect(RedisSettings.model_validate({"tls": {"enabled": True}}))
-    assert ssl.VERIFY_X509_STRICT in made.connection_pool.connection_kwargs["ssl_exclude_verify_flags"]

@@ -19,10 +19,9 @@ from redis.exceptions import NoScriptError
 
 from aggregator.errors import is_cancelled
 from aggregator.observability.metrics import Metrics
-from aggregator.request.request import REDIS
-from aggregator.settings.redis import RedisSettings
-from aggregator.sources.redis.codec import Command
 from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX
+from aggregator.wings.redis.codec import REDIS, Command
+from aggregator.wings.redis.settings import RedisSettings
 from k8s.pod.addresses import split_servers
 from k8s.pod.errors import StartError
 from k8s.pod.files import all_readable

@@ -15,14 +15,14 @@ import pytest
 from aggregator.admission.ledger import Intake
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Request
-from aggregator.settings.redis import RedisClientSettings
-from aggregator.sources.redis.connection import prepare_streams
-from aggregator.sources.redis.source import RedisSource
+from aggregator.wings.redis.connection import prepare_streams
+from aggregator.wings.redis.settings import RedisClientSettings
+from aggregator.wings.redis.source import RedisSource
 from k8s.pod.errors import StartError
 from loadtest.stack.part import Part
 from loadtest.stack.redis import UNSYNCED, RedisServer
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.support.brokers import RedisAsBroker
+from tests.contract.aggregator.wings.redis.broker import RedisAsBroker
 from tests.support.certificates import Authority
 from tests.support.fake_source import reply_all
 from tests.support.until import until

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from aggregator.observability.metrics import Metrics
-from aggregator.sources.redis.connection import Server
+from aggregator.wings.redis.connection import Server, connect
+from aggregator.wings.redis.settings import RedisSettings
 from k8s.pod.metrics_buffer import MetricsBuffer
 
 FOR_EVER_S = 3600.0
@@ -59,3 +61,8 @@ async def test_a_cancellation_that_the_client_forgets_still_ends_its_task(
     async with asyncio.timeout(5.0):
         await asyncio.wait([working])
     assert working.cancelled()
+
+
+def test_authorities_of_redis_may_lack_extensions() -> None:
+    made = connect(RedisSettings.model_validate({"tls": {"enabled": True}}))
+    assert ssl.VERIFY_X509_STRICT in made.connection_pool.connection_kwargs["ssl_exclude_verify_flags"]

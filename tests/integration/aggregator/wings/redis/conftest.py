@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from loadtest.stack.redis import UNSYNCED, RedisServer
-from tests.support.brokers import RedisAsBroker
+from tests.contract.aggregator.wings.redis.broker import RedisAsBroker
 
 
 @pytest.fixture(scope="session")

@@ -20,9 +20,9 @@ from redis.backoff import NoBackoff
 from loadtest.clients.pace import paced
 from loadtest.stack.redis import RedisServer
 from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, ModelServer
+from tests.faults.aggregator.wings.redis.log import Ledger, commands
 from tests.faults.expected import DIMENSIONS
 from tests.faults.memory_watch import MemoryWatch
-from tests.faults.redis_log import Ledger, commands
 from tests.faults.steady_load import Intent, question
 from tests.faults.verdict import Timeline, Verdict, judge
 from tests.support.processes import synthetic
@@ -70,7 +70,7 @@ class RedisStack:
                 "REDIS__ENABLED": "true",
                 "REDIS__SERVERS": self.server.address,
                 "REDIS__CLIENT": json.dumps({"max_stream_length": 10_000_000}),
-                "CONSTANTS": '{"aggregator.settings.redis:RedisClientSettings.takeover_idle_s": 3.0}',
+                "CONSTANTS": '{"aggregator.wings.redis.settings:RedisClientSettings.takeover_idle_s": 3.0}',
                 "BATCHING__TOKEN_BUDGET": "250",
             },
         )

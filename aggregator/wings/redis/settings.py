@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, SecretStr, model_validator
+from typing_extensions import override
 
+from aggregator.settings.brokers import OTHER_REPLIES, BrokerSettings, IntakeSettings
 from k8s.pod.addresses import Servers
 from k8s.pod.settings import Group
-
-OTHER_REPLIES = {"generate": "generate.replies.v1", "rank": "rank.replies.v1"}
-"""The default destinations of replies without embeddings."""
-
-
-class IntakeSettings(Group):
-    """A topic or stream, and the defaults for fields that its requests leave empty."""
-
-    name: str
-    model: str = Field(default="", description="model of requests that name none; empty: the first one configured")
-    priority: Literal["interactive", "default", "background"] = Field(
-        default="default", description="priority of requests that name none"
-    )
-    tenant: str = Field(default="", description="tenant of every request that is read here")
-    task: Literal["embed", "generate", "rank"] = Field(
-        default="embed", description="what its requests ask for: embeddings, generations or ranked documents"
-    )
 
 
 class StreamSettings(IntakeSettings):
@@ -67,7 +52,7 @@ class RedisClientSettings(Group):
     """Silence of an aggregator after which others take over its entries; as Kafka's session time-out."""
 
 
-class RedisSettings(Group):
+class RedisSettings(BrokerSettings):
     """The Redis servers, and the streams of requests and replies."""
 
     enabled: bool = Field(default=False, description="read requests from Redis")
@@ -104,6 +89,11 @@ class RedisSettings(Group):
         description="database: its number; max_stream_length: entries kept of each stream of replies or dead letters,"
         " about",
     )
+
+    @property
+    @override
+    def intakes(self) -> tuple[StreamSettings, ...]:
+        return self.streams
 
     def replies_of(self, stream: StreamSettings) -> str:
         return stream.reply_stream or OTHER_REPLIES.get(stream.task, self.reply_stream)

@@ -11,10 +11,13 @@ from math import inf
 from typing import Any
 
 from aggregator.admission.ledger import Intake
-from aggregator.request.request import REDIS, Request
+from aggregator.request.request import Request
 from aggregator.slow_lane import in_slow_lane
-from aggregator.sources.redis.codec import (
+from aggregator.sources.wire.encode import answer_bytes, made_bytes
+from aggregator.sources.wire.values import LARGE_BYTES, MAX_BYTES
+from aggregator.wings.redis.codec import (
     MAX_OTHER_BYTES,
+    REDIS,
     Command,
     Entry,
     EntryAnswer,
@@ -24,10 +27,8 @@ from aggregator.sources.redis.codec import (
     refused_for_room,
     size_bytes,
 )
-from aggregator.sources.redis.connection import TRANSIENT, Server, create_group
-from aggregator.sources.redis.scripts import CLAIM, LEAVE, TAKE_OVER
-from aggregator.sources.wire.encode import answer_bytes, made_bytes
-from aggregator.sources.wire.values import LARGE_BYTES, MAX_BYTES
+from aggregator.wings.redis.connection import TRANSIENT, Server, create_group
+from aggregator.wings.redis.scripts import CLAIM, LEAVE, TAKE_OVER
 
 _LIMITS = (128, MAX_BYTES, MAX_OTHER_BYTES, 1024 * 1024)
 """Entries, bytes of a value, of an entry's other fields and of all, of one claim.

@@ -14,14 +14,15 @@ from typing import Any
 
 from typing_extensions import override
 
-from aggregator.admission.ledger import Intake
 from aggregator.errors import Code
-from aggregator.observability.metrics import Metrics, Unwritten
-from aggregator.request.request import REDIS, Backlog, Failure, Receive, Request, Source
+from aggregator.observability.metrics import Unwritten
+from aggregator.request.request import Backlog, Failure, Receive, Request, Source
 from aggregator.scheduler.work_item import Priority, Task
-from aggregator.settings.redis import RedisSettings, StreamSettings
-from aggregator.sources.redis.codec import (
+from aggregator.sources.brokers import BrokerParts
+from aggregator.sources.wire.values import TASKS, defaults_of, permitted
+from aggregator.wings.redis.codec import (
     LIST,
+    REDIS,
     Command,
     EntryAnswer,
     StreamIntake,
@@ -29,9 +30,9 @@ from aggregator.sources.redis.codec import (
     write_dead_letter,
     write_reply,
 )
-from aggregator.sources.redis.connection import TRANSIENT, Server, disconnect, prepare_streams, reason_of
-from aggregator.sources.redis.stream import RequestStream
-from aggregator.sources.wire.values import TASKS, defaults_of, permitted
+from aggregator.wings.redis.connection import TRANSIENT, Server, disconnect, prepare_streams, reason_of
+from aggregator.wings.redis.settings import RedisSettings, StreamSettings
+from aggregator.wings.redis.stream import RequestStream
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S, _HEARTBEAT_S = 0.5, 2.0  # at most: claims are renewed within a third of takeover_idle_s
@@ -48,42 +49,31 @@ class RedisSource(Source):
     def __init__(
         self,
         settings: RedisSettings,
-        default_model: str,
         client: Any,
-        *,
-        room: Callable[[str, Task], int],
-        intake: Intake,
-        dimensions: Callable[[str], int] = lambda _: 0,
-        known: Callable[[str], bool],
-        trusts_tenant: bool,
-        metrics: Metrics,
+        parts: BrokerParts,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`room`: tokens that a model's servers can take soon; `known`: whether a model is configured.
-
-        `intake`: the streams' part of the ledger; `dimensions`: of a model's vectors, 0 if no server told.
-        """
         self._settings = settings
-        self._metrics = metrics
+        self._metrics = parts.metrics
         self._clock = clock
-        self.server = Server(client, metrics, clock)
+        self.server = Server(client, parts.metrics, clock)
         self._retrying = 0
         consumer = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
         names = [stream.name for stream in settings.streams]
         permits = permitted(set(map(settings.replies_of, settings.streams)), names, settings.allowed_replies, LIST)
 
         def open_stream(stream: StreamSettings) -> RequestStream:
-            defaults = defaults_of(stream, self, default_model, trusts_tenant=trusts_tenant)
+            defaults = defaults_of(stream, self, parts.default_model, trusts_tenant=parts.trusts_tenant)
             reply_to, task = settings.replies_of(stream), TASKS[stream.task]
             place = StreamIntake(stream.name, settings.group_id, consumer, defaults, reply_to, permits, task)
             return RequestStream(
                 self.server,
                 place,
                 settings.client.takeover_idle_s,
-                room=lambda: 0 if self._retrying else room(defaults.model, task),
-                intake_bytes=intake,
-                dimensions=dimensions,
-                known=known,
+                room=lambda: 0 if self._retrying else parts.room(defaults.model, task),
+                intake_bytes=parts.intake,
+                dimensions=parts.dimensions,
+                known=parts.known,
                 refuse=self._refuse,
                 clock=clock,
             )

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.redis_log import Ledger
-from tests.faults.redis_stack import RedisStack, opened
+from tests.faults.aggregator.wings.redis.log import Ledger
+from tests.faults.aggregator.wings.redis.stack import RedisStack, opened
 from tests.faults.rows import Figures
 from tests.faults.steady_load import Intent
 

@@ -12,9 +12,9 @@ from aggregator.admission.ledger import Intake
 from aggregator.observability.metrics import Metrics
 from aggregator.request.request import Defaults, Request
 from aggregator.scheduler.work_item import Priority, Task
-from aggregator.sources.redis.codec import EntryAnswer, StreamIntake, origin_of
-from aggregator.sources.redis.connection import Server
-from aggregator.sources.redis.stream import RequestStream
+from aggregator.wings.redis.codec import EntryAnswer, StreamIntake, origin_of
+from aggregator.wings.redis.connection import Server
+from aggregator.wings.redis.stream import RequestStream
 from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import KAFKA

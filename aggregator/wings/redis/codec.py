@@ -19,6 +19,8 @@ from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX, JSON, MAX_BYTES, 
 _LOG = logging.getLogger(__name__)
 _ECHOED = (b"correlation_id", b"traceparent", b"tracestate")
 """Fields that are copied to the reply."""
+REDIS = "redis"
+"""The name of the source, and of the one partition that a stream is."""
 LIST = "list:"
 MAX_OTHER_BYTES = 64 * 1024
 """The largest size of an entry's fields without its value."""

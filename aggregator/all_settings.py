@@ -1,0 +1,12 @@
+"""All configuration of the aggregator: its own settings, and a group of each wing that has some."""
+
+from __future__ import annotations
+
+from aggregator.settings.aggregator import AggregatorSettings
+from aggregator.wings.redis.settings import RedisSettings
+
+
+class AllSettings(AggregatorSettings):
+    """All settings of the aggregator."""
+
+    redis: RedisSettings = RedisSettings()
