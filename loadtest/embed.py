@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from loadtest.clients import grpc, grpc_stream
-from loadtest.clients.grpc import GrpcRun, GrpcRunError
+from loadtest.kit import grpc
+from loadtest.kit.grpc import GrpcRun, GrpcRunError
 from loadtest.options import (
     add_input_options,
     add_output_options,
@@ -14,8 +14,8 @@ from loadtest.options import (
     finish,
     positive,
     positive_int,
+    request_options,
     texts_to_send,
-    wishes,
 )
 from loadtest.screen import exchange_bars
 from loadtest.stack.addresses import running_stack
@@ -47,12 +47,12 @@ def run(options: argparse.Namespace) -> int:
             target=options.target or running_stack().grpc,
             concurrency=options.concurrency,
             per_call=options.per_call,
-            wishes=wishes(options),
+            options=request_options(options),
             timeout_s=options.timeout_s,
+            stream=options.stream,
         )
         with exchange_bars(tally) as move:
-            send = grpc_stream.run if options.stream else grpc.run
-            asyncio.run(send(texts, tally, plan, move))
+            asyncio.run(grpc.run(texts, tally, plan, move))
     except (GrpcRunError, ValueError, OSError) as error:
         return fail("embed", error)
     return finish(f"Through gRPC at {plan.target}", tally, options)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from loadtest.clients.messages import PRIORITIES, Wishes
+from loadtest.kit.tally import Tally
 from loadtest.questions import read_lines
 from loadtest.screen import ERRORS, OUTPUT, summary_table
-from loadtest.tally import Tally
 
+PRIORITIES = ("interactive", "default", "background")
 FAILED, LOST = 2, 1
 """Exit codes: it could not be done at all; something that was sent got no answer."""
 
@@ -25,7 +26,12 @@ def add_input_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--unique", action="store_true", help="make all queries different, so that none is coalesced")
     group.add_argument("--model", default="", help="name or alias; the topic's or listener's own when absent")
-    group.add_argument("--priority", choices=PRIORITIES, default="", help="the topic's or listener's own when absent")
+    group.add_argument(
+        "--priority",
+        choices=PRIORITIES,
+        default="",
+        help="the topic's or listener's own when absent",
+    )
     group.add_argument(
         "--expire-s", type=positive, metavar="S", help="a request expires S seconds after it was written"
     )
@@ -48,8 +54,10 @@ def add_client_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def wishes(options: argparse.Namespace) -> Wishes:
-    return Wishes(options.model, options.priority, options.expire_s)
+def request_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The client package's; what is absent is left to the topic or the listener."""
+    given = {"model": options.model, "priority": options.priority, "expire_s": options.expire_s}
+    return {name: value for name, value in given.items() if value}
 
 
 def texts_to_send(options: argparse.Namespace) -> tuple[list[str], Tally]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from loadtest.clients import kafka
-from loadtest.clients.kafka import DEFAULT_REPLY_TOPIC, DEFAULT_REQUEST_TOPIC, KafkaRun
-from loadtest.clients.kafka_connection import KafkaRunError
-from loadtest.clients.messages import Format
+from tokenbatch_client.kafka import REPLIES, REQUESTS
+
+from loadtest.kit import kafka
+from loadtest.kit.formats import Format
+from loadtest.kit.kafka import KafkaRun, KafkaRunError
 from loadtest.options import (
     add_client_option,
     add_input_options,
@@ -16,8 +17,8 @@ from loadtest.options import (
     fail,
     finish,
     positive,
+    request_options,
     texts_to_send,
-    wishes,
 )
 from loadtest.screen import exchange_bars
 from loadtest.stack.addresses import running_stack
@@ -30,12 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--request-topic",
         metavar="T",
-        help=f"{DEFAULT_REQUEST_TOPIC} when absent, and {BACKGROUND_TOPIC} for --priority background: Kafka hands out a"
+        help=f"{REQUESTS} when absent, and {BACKGROUND_TOPIC} for --priority background: Kafka hands out a"
         " topic's records in their order, so bulk in the topic of urgent requests makes these wait",
     )
-    group.add_argument(
-        "--reply-topic", default=DEFAULT_REPLY_TOPIC, metavar="T", help="requests name it if it is not %(default)s"
-    )
+    group.add_argument("--reply-topic", default=REPLIES, metavar="T", help="requests name it if it is not %(default)s")
     add_client_option(parser)
     add_input_options(parser)
     group = parser.add_argument_group("how")
@@ -62,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def request_topic(priority: str) -> str:
     """The topic that `make up` reads for requests of this class."""
-    return BACKGROUND_TOPIC if priority == "background" else DEFAULT_REQUEST_TOPIC
+    return BACKGROUND_TOPIC if priority == "background" else REQUESTS
 
 
 def run(options: argparse.Namespace) -> int:
@@ -76,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
             request_topic=options.request_topic or request_topic(options.priority),
             reply_topic=options.reply_topic,
             style=options.format,
-            wishes=wishes(options),
+            options=request_options(options),
             rate=options.rate,
             timeout_s=options.timeout_s,
             linger_s=options.linger_s,

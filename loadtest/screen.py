@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from typing_extensions import override
 
-from loadtest.tally import Summary, Tally
+from loadtest.kit.tally import Summary, Tally
 
 ERRORS = Console(stderr=True, highlight=False)
 OUTPUT = Console(highlight=False)

@@ -1,31 +1,41 @@
-"""The client for asyncio: the calls of Client, as coroutines and asynchronous iterators."""
+"""The client for asyncio; .ci/proto generates that for threads, `client.py`, from it: the same without await."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Union
 
-import grpc
 import grpc.aio
 from typing_extensions import Self
 
 from tokenbatch_client import requests, results
-from tokenbatch_client.attempts import Attempts
-from tokenbatch_client.channel import Connection
-from tokenbatch_client.client import TEXT_TIMEOUT_S, TIMEOUT_S
+from tokenbatch_client.connection import Connection
 from tokenbatch_client.errors import of_call
 from tokenbatch_client.protos.embedding.v1 import embedding_pb2 as pb
 from tokenbatch_client.protos.embedding.v1.embedding_pb2_grpc import EmbeddingsStub
+from tokenbatch_client.protos.generation.v1 import generation_pb2
 from tokenbatch_client.protos.generation.v1.generation_pb2_grpc import GenerationStub
 from tokenbatch_client.protos.ranking.v1.ranking_pb2_grpc import RankingStub
 
+TIMEOUT_S = 10.0
+"""The deadline of a call that names none: ten times what a loaded service takes."""
+TEXT_TIMEOUT_S = 120.0
+"""The deadline of a text, of which a CPU gives some tokens a second."""
+Prompt = Union[requests.Input, Sequence[Mapping[str, str]]]
+"""A text, token ids, or the messages of a chat, each with `role` and `content`."""
+
 
 class AsyncClient:
-    """Calls over one channel, of one event loop; arguments and errors are those of Client."""
+    """Calls over one channel, which is enough for hundreds at once.
+
+    `target`: host:port. Other arguments are those of Connection. Every call takes the fields of its request as options
+    (`requests.Options`), and raises TokenbatchError.
+    """
 
     def __init__(self, target: str, *, timeout_s: float = TIMEOUT_S, **connection: Any) -> None:
         self._connection = Connection(target, **connection)
+        self._metadata = self._connection.metadata
         self._timeout_s = timeout_s
         self._channel = self._connection.open(grpc.aio)
         self._embeddings: Any = EmbeddingsStub(self._channel)
@@ -44,73 +54,74 @@ class AsyncClient:
     async def embed(
         self, inputs: Sequence[requests.Input], *, timeout_s: float = 0.0, errors: str = "raise", **options: Any
     ) -> results.Embeddings:
-        """A vector an input, as Client.embed."""
-        request = requests.embed(inputs, **options)
-        found = results.embeddings(await self._call(self._embeddings.Embed, request, timeout_s), len(inputs))
-        if errors == "raise":
-            found.raise_first()
-        return found
+        """A vector an input. `errors`: "raise" the first, or "return" each in its row."""
+        found = await self._call(self._embeddings.Embed, requests.embed(inputs, options), timeout_s)
+        return results.embeddings(found, len(inputs), errors)
 
     async def embed_stream(
-        self, inputs: Iterable[requests.Input], *, timeout_s: float = 0.0, **options: Any
+        self,
+        inputs: Iterable[requests.Input] | AsyncIterable[requests.Input],
+        *,
+        timeout_s: float = 0.0,
+        per_request: int = 1,
+        **options: Any,
     ) -> AsyncIterator[tuple[int, results.Embedding]]:
-        """Pairs of an input's index and its row, in completion order, as Client.embed_stream."""
-        asked = (requests.embed([each], request_id=str(index), **options) for index, each in enumerate(inputs))
-        stream = self._embeddings.EmbedStream(
-            asked, timeout=timeout_s or self._timeout_s, metadata=self._connection.metadata
-        )
+        """Pairs of an input's index and its row, in completion order, over one stream; failed rows have their error.
+
+        `timeout_s`: of each request of `per_request` inputs, not of the stream, which may last.
+        """
+        exchange = requests.Exchange(per_request, {"expire_s": timeout_s or self._timeout_s, **options})
+        given: Any = exchange.requests(inputs) if isinstance(inputs, Iterable) else exchange.requests_of(inputs)
         try:
-            async for response in stream:
-                yield int(response.request_id), results.embeddings(response, 1).rows[0]
+            async for response in self._embeddings.EmbedStream(given, metadata=self._metadata):
+                for row in results.rows(response, *exchange.place(response)):
+                    yield row.index, row
         except grpc.RpcError as error:
             raise of_call(error) from error
 
     async def rank(
         self, query: str, documents: Sequence[str], *, timeout_s: float = 0.0, **options: Any
     ) -> list[results.Ranked]:
-        """The documents by falling score, as Client.rank."""
-        request = requests.rank(query, documents, **options)
-        return results.ranked(await self._call(self._ranking.Rank, request, timeout_s), documents)
+        """The documents by falling score, failed ones last."""
+        found = await self._call(self._ranking.Rank, requests.rank(query, documents, options), timeout_s)
+        return results.ranked(found, documents)
 
     async def score(
         self, pairs: Sequence[str | tuple[str, str]], *, timeout_s: float = 0.0, **options: Any
     ) -> list[results.Scored]:
-        """The scores of each pair, as Client.score."""
-        return results.scored(await self._call(self._ranking.Score, requests.score(pairs, **options), timeout_s))
+        """The scores of each pair, or of each text by itself."""
+        return results.scored(await self._call(self._ranking.Score, requests.score(pairs, options), timeout_s))
 
-    async def generate(
-        self, prompt: str | Sequence[Mapping[str, str]], *, timeout_s: float = TEXT_TIMEOUT_S, **options: Any
-    ) -> results.Text:
-        """The whole text, as Client.generate."""
-        last = await self._call(self._last, requests.generate(prompt, final_only=True, **options), timeout_s)
-        return results.text([last.text], last)
+    async def generate(self, prompt: Prompt, *, timeout_s: float = TEXT_TIMEOUT_S, **options: Any) -> results.Text:
+        """The whole text after a prompt or a chat; options may be those of sampling, such as max_tokens."""
+        return results.text(await self._call(self._last, requests.generate(prompt, options), timeout_s))
 
     async def stream(
-        self, prompt: str | Sequence[Mapping[str, str]], *, timeout_s: float = TEXT_TIMEOUT_S, **options: Any
-    ) -> AsyncIterator[str]:
-        """The parts of the text as they come; ends with the text's error, if it failed."""
-        request = requests.generate(prompt, **options)
+        self, prompt: Prompt, *, timeout_s: float = TEXT_TIMEOUT_S, **options: Any
+    ) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        """The text's parts (`.text`) as they come; ends with the text's error, if it failed."""
+        request = requests.generate(prompt, options, final_only=False)
         try:
-            async for response in self._generation.Generate(
-                request, timeout=timeout_s, metadata=self._connection.metadata
-            ):
-                if response.text:
-                    yield response.text
+            async for response in self._generation.Generate(request, timeout=timeout_s, metadata=self._metadata):
+                results.raise_status(response.status)
+                yield response
         except grpc.RpcError as error:
             raise of_call(error) from error
-        results.text((), response)
 
     async def models(self, *, timeout_s: float = 0.0) -> list[pb.Model]:
         """The models that are served now."""
         return list((await self._call(self._embeddings.ListModels, pb.ListModelsRequest(), timeout_s)).models)
 
-    async def _last(self, request: Any, **options: Any) -> Any:
-        return [response async for response in self._generation.Generate(request, **options)][-1]
+    async def _last(self, request: generation_pb2.GenerateRequest, **call: Any) -> generation_pb2.GenerateResponse:
+        last = generation_pb2.GenerateResponse()
+        async for last in self._generation.Generate(request, **call):  # noqa: B007 - it stays
+            pass
+        return last
 
-    async def _call(self, method: Callable[..., Any], request: Any, timeout_s: float) -> Any:
-        attempts = Attempts(timeout_s or self._timeout_s)
+    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        attempts = self._connection.attempts(timeout_s or self._timeout_s)
         while True:
             try:
-                return await method(request, timeout=attempts.left_s, metadata=self._connection.metadata)
+                return await method(request, timeout=attempts.left_s, metadata=self._metadata)
             except grpc.RpcError as error:  # noqa: PERF203 - an attempt each
                 await asyncio.sleep(attempts.delay_s(error))

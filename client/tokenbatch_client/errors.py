@@ -23,6 +23,7 @@ class TokenbatchError(Exception):
     """
 
     remedy = "Report it with the message: it is not expected."
+    codes: tuple[str, ...] = ()
 
     def __init__(self, message: str, code: str, *, retryable: bool = False, retry_after_s: float | None = None) -> None:
         super().__init__(f"{message} ({code}). {self.remedy}")
@@ -33,58 +34,53 @@ class InputError(TokenbatchError):
     """The request or the input is wrong."""
 
     remedy = "Correct the request, or set truncate='end' for a text that is too long."
+    codes = ("INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION", "UNIMPLEMENTED", "DATA_LOSS")
 
 
 class NotServed(TokenbatchError):
     """No such model, or no such revision of it."""
 
     remedy = "Call models() for those that are served."
+    codes = ("NOT_FOUND",)
 
 
 class CredentialError(TokenbatchError):
     """The token is missing, unknown, expired, or not allowed to do this."""
 
     remedy = "Give the client a valid token."
+    codes = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 
 
 class Overloaded(TokenbatchError):
     """The service or this tenant's share of it is full."""
 
     remedy = "Try again after retry_after_s, or send less at a time."
+    codes = ("RESOURCE_EXHAUSTED",)
 
 
 class Unavailable(TokenbatchError):
     """No server can take it now, or the connection broke."""
 
     remedy = "Try again after retry_after_s; see that the target's address is right."
+    codes = ("UNAVAILABLE", "CANCELLED")
 
 
 class DeadlineExceeded(TokenbatchError):
     """It was not done in time."""
 
     remedy = "Allow more time with timeout_s, or send less at a time."
+    codes = ("DEADLINE_EXCEEDED",)
 
 
 class ServerError(TokenbatchError):
     """The service failed on this input."""
 
     remedy = "Do not retry: the same input fails again for some minutes. Its cause is in the service's log."
+    codes = ("INTERNAL",)
 
 
 _KINDS: dict[str, type[TokenbatchError]] = {
-    "INVALID_ARGUMENT": InputError,
-    "OUT_OF_RANGE": InputError,
-    "FAILED_PRECONDITION": InputError,
-    "UNIMPLEMENTED": InputError,
-    "DATA_LOSS": InputError,
-    "NOT_FOUND": NotServed,
-    "UNAUTHENTICATED": CredentialError,
-    "PERMISSION_DENIED": CredentialError,
-    "RESOURCE_EXHAUSTED": Overloaded,
-    "UNAVAILABLE": Unavailable,
-    "CANCELLED": Unavailable,
-    "DEADLINE_EXCEEDED": DeadlineExceeded,
-    "INTERNAL": ServerError,
+    code: kind for kind in TokenbatchError.__subclasses__() for code in kind.codes
 }
 _NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 

@@ -1,24 +1,32 @@
-"""Embedding through Kafka: replies by correlation, duplicates dropped, dead letters raised."""
+"""Requests through Kafka: replies by correlation, duplicates dropped, dead letters raised."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack
+from itertools import cycle
+from typing import Any, NamedTuple, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, UnknownTopicOrPartitionError
+from google.protobuf import json_format
+from google.protobuf.message import Message
 from typing_extensions import Self
 
 from tokenbatch_client import requests, results
 from tokenbatch_client.errors import DeadlineExceeded, TokenbatchError
 from tokenbatch_client.protos.embedding.v1 import embedding_pb2 as pb
 
-_PROTOBUF = [("content-type", b"application/x-protobuf")]
-_POLL_MS = 200
-_REMEMBERED = 100_000
-"""Reply ids by which duplicates are known: of some minutes at the rate of one consumer."""
+REQUESTS, REPLIES = "embed.requests.v1", "embed.replies.v1"
+PROTOBUF, JSON = ("content-type", b"application/x-protobuf"), ("content-type", b"application/json")
+_CORRELATION = "kafka_correlationId"
+_BATCH_BYTES = 256 * 1024
+_METADATA_TIMEOUT_S = 10.0
+_POLL_S = 0.1
+_M = TypeVar("_M", bound=Message)
 
 
 class DeadLetter(TokenbatchError):
@@ -27,43 +35,84 @@ class DeadLetter(TokenbatchError):
     remedy = "Read the dead letter, correct the cause, and put it back with `python -m aggregator redrive`."
 
 
-class KafkaClient:
-    """One producer, and a consumer of all replies that come from now on.
+class TopicError(TokenbatchError):
+    """A topic is missing, or may not be used."""
 
-    `dead_letters`: the topic of records that failed; empty: REQUESTS-dlt. Other arguments are aiokafka's, such as
-    `security_protocol`.
+    remedy = "Create the topic, or name another one."
+
+
+Request = tuple[str, bytes, Sequence[tuple[str, bytes]]]
+"""A request's id, its value, and headers that say what the value is: PROTOBUF, or JSON."""
+
+
+class Reply(NamedTuple):
+    """A record of the topic of replies, or of dead letters, and the id of the request that it answers."""
+
+    request_id: str
+    record: Any
+    headers: dict[str, bytes]
+
+    def read(self, kind: type[_M]) -> _M:
+        """The message in it. Raises DecodeError, or json_format.ParseError."""
+        if JSON in self.record.headers:
+            return json_format.Parse(self.record.value, kind())
+        return kind.FromString(self.record.value)
+
+    def raise_dead(self, what: str) -> None:
+        """Raise DeadLetter if it is one. `what` begins the message."""
+        if "dlt-error-code" in self.headers:
+            code = self.headers["dlt-error-code"].decode(errors="replace")
+            raise DeadLetter(what + self.headers.get("dlt-error-message", b"").decode(errors="replace"), code)
+
+
+class KafkaClient:
+    """One producer, and a consumer of all replies and dead letters that come from now on.
+
+    `dead_letters`: the topic of records that failed; None: REQUESTS-dlt; empty: not read. Other arguments are
+    aiokafka's, such as `security_protocol`. Raises KafkaError where a broker fails.
     """
 
     def __init__(
         self,
         bootstrap: str,
         *,
-        requests_topic: str = "embed.requests.v1",
-        replies_topic: str = "embed.replies.v1",
-        dead_letters: str = "",
+        requests_topic: str = REQUESTS,
+        replies_topic: str = REPLIES,
+        dead_letters: str | None = None,
         **connection: Any,
     ) -> None:
-        self._requests_topic = requests_topic
-        self._topics = (replies_topic, dead_letters or f"{requests_topic}-dlt")
-        self._producer = AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True, **connection)
-        self._consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, **connection)
-        self._seen: dict[str, None] = {}
+        self._topic = requests_topic
+        self._read = [replies_topic, f"{requests_topic}-dlt" if dead_letters is None else dead_letters]
+        self._headers = [("kafka_replyTopic", replies_topic.encode())] if replies_topic != REPLIES else []
+        self._connection = {"bootstrap_servers": bootstrap, **connection}
+        self._open = AsyncExitStack()
+        self._writes: list[Any] = []
 
     async def __aenter__(self) -> Self:
-        await self._producer.start()
-        await self._consumer.start()
-        places: list[TopicPartition] = []
-        for topic in self._topics:
-            places += [TopicPartition(topic, number) for number in await self._producer.partitions_for(topic)]
-        self._consumer.assign(places)
-        await self._consumer.seek_to_end(*places)
-        for place in places:
-            await self._consumer.position(place)  # known before anything is sent
+        async with AsyncExitStack() as opening:
+            self._producer: Any = AIOKafkaProducer(
+                enable_idempotence=True, max_batch_size=_BATCH_BYTES, **self._connection
+            )
+            opening.push_async_callback(self._producer.stop)
+            await self._producer.start()
+            self._consumer: Any = AIOKafkaConsumer(fetch_max_wait_ms=int(_POLL_S * 1000), **self._connection)
+            opening.push_async_callback(self._consumer.stop)
+            await self._consumer.start()
+            self._partitions = cycle(await self._partitions_of(self._topic))
+            places = [
+                TopicPartition(topic, number)
+                for topic in filter(None, self._read)
+                for number in await self._partitions_of(topic)
+            ]
+            self._consumer.assign(places)
+            await self._consumer.seek_to_end(*places)
+            for place in places:
+                await self._consumer.position(place)  # known before anything is sent
+            self._open = opening.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._consumer.stop()
-        await self._producer.stop()
+        await self._open.aclose()
 
     async def submit(
         self, texts: Sequence[requests.Input], *, key: str = "", timeout_s: float = 60.0, **options: Any
@@ -74,42 +123,60 @@ class KafkaClient:
         """
         deadline_s = time.monotonic() + timeout_s
         waiting = {str(uuid.uuid4()): index for index in range(len(texts))}
-        for request_id, index in waiting.items():
-            request = requests.embed([texts[index]], request_id=request_id, **options)
-            await self._producer.send(
-                self._requests_topic,
-                request.SerializeToString(),
-                key=(key or request_id).encode(),
-                headers=[*_PROTOBUF, ("kafka_correlationId", request_id.encode())],
-            )
-        await self._producer.flush()
+        made = (requests.embed([texts[index]], options, request_id) for request_id, index in waiting.items())
+        await self.send([(each.request_id, each.SerializeToString(), [PROTOBUF]) for each in made], key=key)
+        await self.flush()
         while waiting:
             if time.monotonic() >= deadline_s:
                 raise DeadlineExceeded(f"{len(waiting)} of {len(texts)} replies are missing", "DEADLINE_EXCEEDED")
-            for records in (await self._consumer.getmany(timeout_ms=_POLL_MS)).values():
-                for record in records:
-                    row = self._row(record, waiting)
-                    if row is not None:
+            for reply in await self.receive():
+                index = waiting.pop(reply.request_id, None)
+                if index is not None:  # neither another's, nor one more of ours
+                    reply.raise_dead(f"input {index}: ")
+                    for row in results.rows(reply.read(pb.EmbedResponse), 1, index):
                         yield row
-            await asyncio.sleep(0)
 
-    def _row(self, record: Any, waiting: dict[str, int]) -> Any:
-        """The row of a reply to one of ours; None for another's, or a duplicate. Raises DeadLetter."""
-        headers = dict(record.headers)
-        request_id = headers.get("kafka_correlationId", b"").decode(errors="replace")
-        index = waiting.get(request_id)
-        if index is None:
-            return None
-        if record.topic != self._topics[0]:
-            code = headers.get("dlt-error-code", b"").decode(errors="replace") or "DATA_LOSS"
-            why = headers.get("dlt-error-message", b"").decode(errors="replace")
-            raise DeadLetter(f"input {index}: {why or code}", code)
-        reply = pb.EmbedResponse.FromString(record.value)
-        if reply.reply_id in self._seen:
-            return None
-        self._seen[reply.reply_id] = None
-        if len(self._seen) > _REMEMBERED:
-            del self._seen[next(iter(self._seen))]
-        del waiting[request_id]
-        found = results.embeddings(reply, 1).rows[0]
-        return results.Embedding(index, found.raw, found.token_count, found.error)
+    async def send(self, records: Iterable[Request], *, key: str = "") -> None:
+        """Send these; each record's key is its request's id where `key` is empty.
+
+        Records of one key go to one partition, in their order. What became of them `flush` says.
+        """
+        batch, partition = self._producer.create_batch(), None
+        for request_id, value, headers in records:
+            given = (key or request_id).encode()
+            if key and partition is None:
+                partition = self._producer._partition(self._topic, None, None, None, given, None)  # noqa: SLF001
+            told = [*headers, *self._headers, (_CORRELATION, request_id.encode())]
+            record = {"timestamp": None, "key": given, "value": value, "headers": told}
+            if batch.append(**record) is None:
+                await self._write(batch, partition)
+                batch = self._producer.create_batch()
+                if batch.append(**record) is None:
+                    raise MessageSizeTooLargeError(f"request {request_id} is longer than {_BATCH_BYTES} bytes")
+        await self._write(batch, partition)
+
+    async def flush(self) -> None:
+        """Wait until all that was sent is written. Raises KafkaError."""
+        writes, self._writes = self._writes, []
+        await asyncio.gather(*writes)
+
+    async def receive(self) -> list[Reply]:
+        """The replies and dead letters of the next moment, whosever they are, in the order of each partition."""
+        found: list[Reply] = []
+        for records in (await self._consumer.getmany(timeout_ms=int(_POLL_S * 1000))).values():
+            for record in records:
+                headers = dict(record.headers)
+                found.append(Reply(headers.get(_CORRELATION, b"").decode(errors="replace"), record, headers))
+        return found
+
+    async def _write(self, batch: Any, partition: int | None) -> None:
+        number = next(self._partitions) if partition is None else partition
+        self._writes.append(await self._producer.send_batch(batch, self._topic, partition=number))
+
+    async def _partitions_of(self, topic: str) -> list[int]:
+        try:
+            found = await asyncio.wait_for(self._producer.partitions_for(topic), _METADATA_TIMEOUT_S)
+        except (asyncio.TimeoutError, KafkaError) as error:
+            why = type(error if isinstance(error, KafkaError) else UnknownTopicOrPartitionError()).__name__
+            raise TopicError(f"topic {topic} cannot be used: {why}", "NOT_FOUND") from error
+        return sorted(found)

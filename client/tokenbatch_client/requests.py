@@ -1,123 +1,138 @@
-"""Requests of what a caller asks for: words for the enums, and errors that name the argument."""
+"""Requests as callers write them: words for enums, seconds for times, and errors that name the option."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Union
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar, Union
+
+from google.protobuf.message import Message
 
 from tokenbatch_client.errors import InputError
 from tokenbatch_client.protos.embedding.v1 import embedding_pb2 as pb
 from tokenbatch_client.protos.generation.v1 import generation_pb2
 from tokenbatch_client.protos.ranking.v1 import ranking_pb2
 
-_INPUT_TYPES = {"": pb.INPUT_TYPE_UNSPECIFIED, "query": pb.INPUT_TYPE_QUERY, "document": pb.INPUT_TYPE_DOCUMENT}
-_PRIORITIES = {
-    "": pb.PRIORITY_UNSPECIFIED,
-    "interactive": pb.PRIORITY_INTERACTIVE,
-    "default": pb.PRIORITY_DEFAULT,
-    "background": pb.PRIORITY_BACKGROUND,
-}
-_TRUNCATE = {"none": pb.TRUNCATE_NONE, "start": pb.TRUNCATE_START, "end": pb.TRUNCATE_END}
 Input = Union[str, Sequence[int]]
 """A text, or token ids of the model's own vocabulary, special tokens included."""
+Options = Mapping[str, Any]
+"""Fields of the request by their names in the .proto file, such as model, priority="background", truncate="end",
+input_type="query", tenant; and `expire_s`, the seconds after which it need not be answered any more."""
+
+_M = TypeVar("_M", bound=Message)
+_FIRST = "UNSPECIFIED"
+_REFUSED = frozenset({"encoding"})
+"""Vectors come as float32."""
 
 
-def embed(
-    inputs: Sequence[Input],
-    *,
-    model: str = "",
-    model_revision: str = "",
-    input_type: str = "",
-    dimensions: int = 0,
-    normalize: bool | None = None,
-    truncate: str = "none",
-    priority: str = "",
-    request_id: str = "",
-) -> pb.EmbedRequest:
+def embed(inputs: Sequence[Input], options: Options, request_id: str = "") -> pb.EmbedRequest:
     if isinstance(inputs, (str, bytes)):
-        raise InputError("inputs is one text: give a list of texts", "INVALID_ARGUMENT")
-    request = pb.EmbedRequest(
-        request_id=request_id,
-        model=model,
-        model_revision=model_revision,
-        inputs=[_input(each) for each in inputs],
-        input_type=_chosen("input_type", input_type, _INPUT_TYPES),
-        dimensions=dimensions,
-        truncate=_chosen("truncate", truncate, _TRUNCATE),
-        priority=_chosen("priority", priority, _PRIORITIES),
-    )
-    if normalize is not None:
-        request.normalize = normalize
-    return request
+        raise _wrong("inputs is one text: give a list of texts")
+    given = [
+        pb.Input(text=each) if isinstance(each, str) else pb.Input(token_ids=pb.TokenIds(ids=each)) for each in inputs
+    ]
+    return _made(pb.EmbedRequest, options, request_id=request_id, inputs=given)
 
 
-def rank(
-    query: str,
-    documents: Sequence[str],
-    *,
-    model: str = "",
-    top_n: int = 0,
-    truncate: str = "none",
-    max_tokens_per_doc: int = 0,
-    priority: str = "",
-) -> ranking_pb2.RankRequest:
-    return ranking_pb2.RankRequest(
-        model=model,
-        query=query,
-        documents=documents,
-        top_n=top_n,
-        truncate=_chosen("truncate", truncate, _TRUNCATE),
-        max_tokens_per_doc=max_tokens_per_doc,
-        priority=_chosen("priority", priority, _PRIORITIES),
-    )
+class Exchange:
+    """The requests of one stream, of `per_request` inputs each, by the indices of their first ones."""
+
+    def __init__(self, per_request: int, options: Options) -> None:
+        self._per_request = per_request
+        self._options = options
+        self._next = 0
+        self._sizes: dict[str, int] = {}
+
+    def requests(self, inputs: Iterable[Input]) -> Iterator[pb.EmbedRequest]:
+        given = iter(inputs)
+        while some := list(islice(given, self._per_request)):
+            yield self._request(some)
+
+    async def requests_of(self, inputs: AsyncIterable[Input]) -> AsyncIterator[pb.EmbedRequest]:
+        some: list[Input] = []
+        async for each in inputs:
+            some.append(each)
+            if len(some) == self._per_request:
+                yield self._request(some)
+                some = []
+        if some:
+            yield self._request(some)
+
+    def place(self, response: pb.EmbedResponse) -> tuple[int, int]:
+        """How many inputs it answers, and the index of the first."""
+        return self._sizes.pop(response.request_id), int(response.request_id)
+
+    def _request(self, some: list[Input]) -> pb.EmbedRequest:
+        request_id = str(self._next)
+        self._sizes[request_id] = len(some)
+        self._next += len(some)
+        return embed(some, self._options, request_id)
 
 
-def score(
-    pairs: Sequence[str | tuple[str, str]], *, model: str = "", truncate: str = "none", priority: str = ""
-) -> ranking_pb2.ScoreRequest:
-    return ranking_pb2.ScoreRequest(
-        model=model,
-        pairs=[
-            ranking_pb2.Pair(text=each)
-            if isinstance(each, str)
-            else ranking_pb2.Pair(text=each[0], second_text=each[1])
-            for each in pairs
-        ],
-        truncate=_chosen("truncate", truncate, _TRUNCATE),
-        priority=_chosen("priority", priority, _PRIORITIES),
-    )
+def rank(query: str, documents: Sequence[str], options: Options) -> ranking_pb2.RankRequest:
+    return _made(ranking_pb2.RankRequest, options, query=query, documents=documents)
+
+
+def score(pairs: Sequence[str | tuple[str, str]], options: Options) -> ranking_pb2.ScoreRequest:
+    given = [
+        ranking_pb2.Pair(text=each) if isinstance(each, str) else ranking_pb2.Pair(text=each[0], second_text=each[1])
+        for each in pairs
+    ]
+    return _made(ranking_pb2.ScoreRequest, options, pairs=given)
 
 
 def generate(
-    prompt: str | Sequence[Mapping[str, str]],
-    *,
-    model: str = "",
-    priority: str = "",
-    final_only: bool = False,
-    **sampling: Any,
+    prompt: Input | Sequence[Mapping[str, str]], options: Options, request_id: str = "", *, final_only: bool = True
 ) -> generation_pb2.GenerateRequest:
-    """`prompt`: a text, or the messages of a chat, each with `role` and `content`. `sampling`: fields of Sampling."""
-    request = generation_pb2.GenerateRequest(
-        model=model, priority=_chosen("priority", priority, _PRIORITIES), final_only=final_only
-    )
+    """Of a text, token ids, or the messages of a chat, each with `role` and `content`; options may be Sampling's."""
+    given: dict[str, Any] = {"request_id": request_id, "final_only": final_only}
+    if isinstance(prompt, str):
+        given["prompt"] = prompt
+    elif prompt and isinstance(prompt[0], int):
+        given["token_ids"] = pb.TokenIds(ids=prompt)  # type: ignore[arg-type] # all are, as the first
+    else:
+        given["messages"] = {"messages": prompt}
+    of_request = {*_fields(generation_pb2.GenerateRequest), "expire_s"}
+    sampling = {name: value for name, value in options.items() if name not in of_request}
+    others = {name: value for name, value in options.items() if name in of_request}
+    made = _made(generation_pb2.Sampling, sampling)
+    return _made(generation_pb2.GenerateRequest, others, sampling=made, **given)
+
+
+def _made(kind: type[_M], options: Options, **fields: Any) -> _M:
+    """A message with these fields. Raises InputError."""
+    for name, value in options.items():
+        if name == "expire_s":
+            if value is not None:
+                seconds, rest = divmod(time.time() + value, 1)
+                fields["expire_time"] = {"seconds": int(seconds), "nanos": int(rest * 1e9)}
+            continue
+        field = _fields(kind).get(name)
+        if field is None or name in _REFUSED:
+            known = ", ".join(each for each in _fields(kind) if each not in {*fields, *_REFUSED})
+            raise _wrong(f"{name} is no option: there are {known}")
+        fields[name] = _number(field, value) if isinstance(value, str) and field.enum_type is not None else value
     try:
-        request.sampling.CopyFrom(generation_pb2.Sampling(**sampling))
-        if isinstance(prompt, str):
-            request.prompt = prompt
-        else:
-            request.messages.messages.extend(generation_pb2.Message(**message) for message in prompt)
+        return kind(**fields)
     except (TypeError, ValueError) as error:
-        known = ", ".join(field.name for field in generation_pb2.Sampling.DESCRIPTOR.fields)
-        raise InputError(f"{error}; sampling takes {known}", "INVALID_ARGUMENT") from error
-    return request
+        raise _wrong(str(error)) from error
 
 
-def _input(each: Input) -> pb.Input:
-    return pb.Input(text=each) if isinstance(each, str) else pb.Input(token_ids=pb.TokenIds(ids=each))
+def _fields(kind: type[Message]) -> Mapping[str, Any]:
+    return kind.DESCRIPTOR.fields_by_name
 
 
-def _chosen(name: str, word: str, choices: Mapping[str, int]) -> Any:
-    if word not in choices:
-        allowed = ", ".join(repr(each) for each in choices if each)
-        raise InputError(f"{name} is {word!r}: give one of {allowed}", "INVALID_ARGUMENT")
-    return choices[word]
+def _number(field: Any, word: str) -> int:
+    """Of an enum's value, by its name without what all names begin with; none for an empty word."""
+    prefix = field.enum_type.values[0].name[: -len(_FIRST)]
+    value = field.enum_type.values_by_name.get(prefix + (word.upper() or _FIRST))
+    if value is None:
+        allowed = ", ".join(repr(each.name[len(prefix) :].lower()) for each in field.enum_type.values[1:])
+        raise _wrong(f"{field.name} is {word!r}: give one of {allowed}")
+    number: int = value.number
+    return number
+
+
+def _wrong(message: str) -> InputError:
+    return InputError(message, "INVALID_ARGUMENT")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,22 +88,30 @@ class Text:
     completion_tokens: int
 
 
-def embeddings(response: embedding_pb2.EmbedResponse, inputs: int) -> Embeddings:
-    """A response's rows; where the request failed as a whole, each input has its error."""
-    rows = [
-        Embedding(index, found.embedding, found.token_count, of_status(found.status, f"input {index}: "))
-        for index, found in enumerate(response.embeddings)
-    ]
+def rows(response: embedding_pb2.EmbedResponse, inputs: int, first: int = 0) -> Iterator[Embedding]:
+    """A response's rows, counted from `first`; where the request failed as a whole, each input has its error."""
+    given = response.embeddings
+    for index, found in enumerate(given, first):
+        error = of_status(found.status, f"input {index}: ") if found.status.code else None
+        yield Embedding(index, found.embedding, found.token_count, error)
     failed = of_status(response.status)
-    rows += [Embedding(index, b"", 0, failed) for index in range(len(rows), inputs)] if failed is not None else []
-    return Embeddings(response.model, response.model_revision, tuple(rows))
+    if failed is not None:
+        for index in range(first + len(given), first + inputs):
+            yield Embedding(index, b"", 0, failed)
+
+
+def embeddings(response: embedding_pb2.EmbedResponse, inputs: int, errors: str) -> Embeddings:
+    """All rows. Raises the first error where `errors` is "raise"."""
+    found = Embeddings(response.model, response.model_revision, tuple(rows(response, inputs)))
+    if errors == "raise":
+        found.raise_first()
+    return found
 
 
 def ranked(response: ranking_pb2.RankResponse, documents: Sequence[str]) -> list[Ranked]:
     """The documents in the order of the response. Raises the error of a request that failed as a whole."""
-    failed = of_status(response.status)
-    if failed is not None and not response.results:
-        raise failed
+    if not response.results:
+        raise_status(response.status)
     return [
         Ranked(each.index, each.score, documents[each.index], of_status(each.status, f"document {each.index}: "))
         for each in response.results
@@ -112,9 +120,8 @@ def ranked(response: ranking_pb2.RankResponse, documents: Sequence[str]) -> list
 
 def scored(response: ranking_pb2.ScoreResponse) -> list[Scored]:
     """The pairs in their order. Raises the error of a request that failed as a whole."""
-    failed = of_status(response.status)
-    if failed is not None and not response.results:
-        raise failed
+    if not response.results:
+        raise_status(response.status)
     labels = tuple(response.labels)
     return [
         Scored(tuple(each.scores), labels, of_status(each.status, f"pair {index}: "))
@@ -122,10 +129,15 @@ def scored(response: ranking_pb2.ScoreResponse) -> list[Scored]:
     ]
 
 
-def text(parts: Sequence[str], last: generation_pb2.GenerateResponse) -> Text:
-    """The whole text, of its parts and the last response. Raises its error."""
-    failed = of_status(last.status)
+def text(last: generation_pb2.GenerateResponse) -> Text:
+    """A text, of its last response. Raises its error."""
+    raise_status(last.status)
+    reason = generation_pb2.FinishReason.Name(last.finish_reason).replace("FINISH_REASON_", "").lower()
+    return Text(last.text, reason, last.usage.prompt_tokens, last.usage.completion_tokens)
+
+
+def raise_status(status: embedding_pb2.Status) -> None:
+    """Raise the error that it stands for, if it is not OK."""
+    failed = of_status(status)
     if failed is not None:
         raise failed
-    reason = generation_pb2.FinishReason.Name(last.finish_reason).replace("FINISH_REASON_", "").lower()
-    return Text("".join(parts), reason, last.usage.prompt_tokens, last.usage.completion_tokens)

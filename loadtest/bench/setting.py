@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from tokenbatch_client import requests
 
 from aggregator.tokenizers.tokenizer import Tokenizer
 from loadtest.bench.processor import cpu_s
-from loadtest.clients.messages import NO_WISHES, request
 from loadtest.options import unique
 from loadtest.questions import bundled_questions
 from loadtest.stack.instant_modelserver import MODEL, tokenizer_folder
@@ -222,7 +222,7 @@ async def fill(
         batch = producer.create_batch()
         flush = partial(producer.send_batch, topic=topic)
         for number, text in enumerate(inputs):
-            message = request([text], f"bench-{number}", NO_WISHES)
+            message = requests.embed([text], {}, f"bench-{number}")
             message.truncate = pb.TRUNCATE_END
             batch.append(timestamp=None, key=str(number).encode(), value=message.SerializeToString())
             if batch.record_count() == _PER_BATCH or number == len(inputs) - 1:

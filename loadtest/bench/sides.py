@@ -23,14 +23,14 @@ from loadtest.bench.peers import Peer, vllm_embeddings
 from loadtest.bench.processor import family_cpu_s
 from loadtest.bench.setting import Plan, texts
 from loadtest.bench.turns import Medians, in_turns
-from loadtest.clients import grpc, grpc_stream, openai
-from loadtest.clients.grpc import GrpcRun
-from loadtest.clients.openai import OpenAIRun
+from loadtest.kit import grpc, openai
+from loadtest.kit.grpc import GrpcRun
+from loadtest.kit.openai import OpenAIRun
+from loadtest.kit.tally import Tally
 from loadtest.stack.errors import StackError
 from loadtest.stack.instant_modelserver import MODEL
 from loadtest.stack.part import Part
 from loadtest.stack.service import Aggregator, ModelServer, without_kafka
-from loadtest.tally import Tally
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 
@@ -115,8 +115,9 @@ class Ours(Side):
         if load.http:
             await openai.run(texts, tally, OpenAIRun(self._url, MODEL, load.callers, load.per_call))
             return
-        send = grpc_stream.run if load.stream else grpc.run
-        await send(texts, tally, GrpcRun(self.address, load.callers, load.per_call), lambda: None)
+        await grpc.run(
+            texts, tally, GrpcRun(self.address, load.callers, load.per_call, stream=load.stream), lambda: None
+        )
 
 
 class OpenAI(Side):

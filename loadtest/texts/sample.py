@@ -8,16 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grpc.aio
 import numpy as np
 from rich.table import Column, Table
+from tokenbatch_client import AsyncClient, requests
+from tokenbatch_client.kafka import PROTOBUF, KafkaClient
 
-from loadtest.clients.kafka_connection import connected
 from protos.generation.v1 import generation_pb2 as pb
-from protos.generation.v1 import generation_pb2_grpc as pb_grpc
 
 REQUEST_TOPIC, REPLY_TOPIC = "generate.requests.v1", "generate.replies.v1"
-_MAX_TOKENS = 48
+_SAMPLING = {"max_tokens": 48, "temperature": 0.0}
 _TIMEOUT_S = 600.0
 _SHOWN = 96
 
@@ -54,33 +53,32 @@ def take(
     show: Callable[[str], None],
     client: Mapping[str, Any],
 ) -> list[Passage]:
-    """The questions by each way; `show` gets the first text as it comes. Raises OSError, AioRpcError, KafkaError."""
+    """The questions by each way; `show` gets the first text as it comes. Raises TokenbatchError, KafkaError."""
     return asyncio.run(_take(questions, grpc_address, kafka, show, client))
 
 
 async def _take(
-    questions: Sequence[str], address: str, kafka: str, show: Callable[[str], None], client: Mapping[str, Any]
+    questions: Sequence[str], address: str, kafka: str, show: Callable[[str], None], kafka_client: Mapping[str, Any]
 ) -> list[Passage]:
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = pb_grpc.GenerationStub(channel)
+    async with AsyncClient(address) as client:
         began_s = time.monotonic()
-        streams = [_ask(stub, question, show if not place else None) for place, question in enumerate(questions)]
+        streams = [_ask(client, question, show if not place else None) for place, question in enumerate(questions)]
         streamed = Passage("gRPC, all at once", await asyncio.gather(*streams), time.monotonic() - began_s)
         show("\n\n")
-        records = await _through_kafka(questions, kafka, client)
+        records = await _through_kafka(questions, kafka, kafka_client)
         began_s = time.monotonic()
-        alone = [await _ask(stub, question, None) for question in questions]
+        alone = [await _ask(client, question, None) for question in questions]
         one_by_one = Passage("gRPC, one by one", alone, time.monotonic() - began_s)
     return [streamed, records, one_by_one]
 
 
-async def _ask(stub: pb_grpc.GenerationAsyncStub, question: str, show: Callable[[str], None] | None) -> Answered:
+async def _ask(client: AsyncClient, question: str, show: Callable[[str], None] | None) -> Answered:
     began_s = last_s = time.monotonic()
     first_s = 0.0
     intervals: list[float] = []
     text = ""
     tokens = 0
-    async for response in stub.Generate(_request(question), timeout=_TIMEOUT_S):
+    async for response in client.stream(_chat(question), timeout_s=_TIMEOUT_S, **_SAMPLING):
         now_s = time.monotonic()
         if not text:
             first_s = now_s - began_s
@@ -95,30 +93,26 @@ async def _ask(stub: pb_grpc.GenerationAsyncStub, question: str, show: Callable[
 
 
 async def _through_kafka(questions: Sequence[str], bootstrap: str, client: Mapping[str, Any]) -> Passage:
-    async with connected(bootstrap, REQUEST_TOPIC, REPLY_TOPIC, client) as connection:
+    topics = {"requests_topic": REQUEST_TOPIC, "replies_topic": REPLY_TOPIC, "dead_letters": ""}
+    async with KafkaClient(bootstrap, **topics, **client) as kafka, asyncio.timeout(_TIMEOUT_S):
         began_s = time.monotonic()
-        told = {f"question-{number}-{began_s}": question for number, question in enumerate(questions)}
-        for request_id, question in told.items():
-            request = _request(question)
-            request.request_id = request_id
-            await connection.producer.send(REQUEST_TOPIC, request.SerializeToString())
+        waiting = {f"question-{number}-{began_s}": question for number, question in enumerate(questions)}
+        made = [requests.generate(_chat(question), _SAMPLING, name) for name, question in waiting.items()]
+        await kafka.send([(each.request_id, each.SerializeToString(), [PROTOBUF]) for each in made])
+        await kafka.flush()
         answers: list[Answered] = []
-        async with asyncio.timeout(_TIMEOUT_S):
-            while len(answers) < len(questions):
-                record = await connection.consumer.getone()
-                reply = pb.GenerateResponse.FromString(record.value or b"")
-                if reply.request_id in told:
-                    first_s = reply.timings.first_token.ToMilliseconds() / 1000
-                    tokens = reply.usage.completion_tokens
-                    answers.append(Answered(told[reply.request_id], reply.text, tokens, first_s, ()))
+        while waiting:
+            for reply in await kafka.receive():
+                question = waiting.pop(reply.request_id, None)
+                if question is not None:
+                    text = reply.read(pb.GenerateResponse)
+                    first_s = text.timings.first_token.ToMilliseconds() / 1000
+                    answers.append(Answered(question, text.text, text.usage.completion_tokens, first_s, ()))
         return Passage("Kafka, all at once", answers, time.monotonic() - began_s)
 
 
-def _request(question: str) -> pb.GenerateRequest:
-    return pb.GenerateRequest(
-        messages=pb.Messages(messages=[pb.Message(role="user", content=question)]),
-        sampling=pb.Sampling(max_tokens=_MAX_TOKENS, temperature=0.0),
-    )
+def _chat(question: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}]
 
 
 def texts_table(passages: Sequence[Passage]) -> Table:

@@ -12,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from loadtest.clients.grpc import GrpcRun, GrpcRunError
-from loadtest.clients.kafka import KafkaRun
-from loadtest.clients.kafka_connection import KafkaRunError
-from loadtest.clients.redis import RedisRunError, through_redis
+from tokenbatch_client import TokenbatchError
+
+from loadtest.kit.grpc import GrpcRun, GrpcRunError
+from loadtest.kit.kafka import KafkaRun, KafkaRunError
+from loadtest.kit.redis import RedisRunError, through_redis
 from loadtest.options import FAILED, LOST, add_client_option, fail, positive, positive_int
 from loadtest.questions import bundled_questions
 from loadtest.screen import OUTPUT, duration
@@ -175,7 +176,7 @@ class _Session:
         code = FAILED
         try:
             code = self._start_and_serve()
-        except (StackError, KafkaRunError, RedisRunError, GrpcRunError, OSError) as error:
+        except (StackError, KafkaRunError, RedisRunError, GrpcRunError, TokenbatchError, OSError) as error:
             fail("up", error)
         except KeyboardInterrupt:
             code = _INTERRUPTED

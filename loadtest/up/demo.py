@@ -12,20 +12,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc.aio
 import numpy as np
 from rich.table import Column, Table
+from tokenbatch_client import AsyncClient, TokenbatchError
 
-from loadtest.clients import kafka
-from loadtest.clients.grpc import GrpcRun, connected
-from loadtest.clients.kafka import KafkaRun
-from loadtest.clients.messages import NO_WISHES, request
+from loadtest.kit import kafka
+from loadtest.kit.grpc import GrpcRun, connected
+from loadtest.kit.kafka import KafkaRun
+from loadtest.kit.tally import Tally
 from loadtest.questions import bundled_questions
 from loadtest.screen import duration
 from loadtest.stack.addresses import Addresses
 from loadtest.stack.service import ModelServer
-from loadtest.tally import Tally
-from protos.embedding.v1 import embedding_pb2_grpc
 
 DEMO_SERVERS: dict[str, Any] = {
     "servers": 3,
@@ -128,23 +126,22 @@ class Demo:
     async def _load(self) -> None:
         """Call at the rate of the time of day, whether or not earlier calls are answered."""
         questions = bundled_questions()
-        async with connected(GrpcRun(self._addresses.grpc)) as channel, asyncio.TaskGroup() as calls:
-            stub = embedding_pb2_grpc.EmbeddingsStub(channel)
+        async with connected(GrpcRun(self._addresses.grpc)) as client, asyncio.TaskGroup() as calls:
             while not self._ended.is_set():
                 texts = random.sample(questions, random.randint(1, _MOST_PER_CALL))
-                calls.create_task(self._call(stub, texts, self._outcomes[-1]))
+                calls.create_task(self._call(client, texts, self._outcomes[-1]))
                 rate = float(np.interp((time.monotonic() - self._started_s) / self._scale, *_DAY))
                 await asyncio.sleep(random.expovariate(rate / len(texts)))
 
-    async def _call(self, stub: embedding_pb2_grpc.EmbeddingsAsyncStub, texts: Sequence[str], outcome: Outcome) -> None:
+    async def _call(self, client: AsyncClient, texts: Sequence[str], outcome: Outcome) -> None:
         outcome.asked += len(texts)
         sent_s = time.monotonic()
         try:
-            answer = await stub.Embed(request(list(texts), "demo", NO_WISHES), timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError:
+            answer = await client.embed(texts, errors="return", timeout_s=_TIMEOUT_S)
+        except TokenbatchError:
             outcome.lost += len(texts)
             return
-        outcome.lost += sum(not each.embedding for each in answer.embeddings)
+        outcome.lost += sum(row.error is not None for row in answer.rows)
         outcome.latencies_s.append(time.monotonic() - sent_s)
 
 

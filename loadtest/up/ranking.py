@@ -6,17 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import grpc
 import numpy as np
 from rich.table import Column, Table
+from tokenbatch_client import Client, TokenbatchError
 
-from loadtest.clients import grpc as by_grpc
-from loadtest.clients.grpc import GrpcRun, GrpcRunError
-from loadtest.clients.messages import Wishes
+from loadtest.kit import grpc as by_grpc
+from loadtest.kit.grpc import GrpcRun, GrpcRunError
+from loadtest.kit.tally import Tally
 from loadtest.screen import exchange_bars
-from loadtest.tally import Tally
 from loadtest.up.sample import nearest
-from protos.ranking.v1 import ranking_pb2, ranking_pb2_grpc
 
 _SHOWN, _NEIGHBOURS = 2, 10
 _PER_CALL = 8
@@ -41,32 +39,30 @@ def rank(questions: Sequence[str], target: str, *, embeds: str, ranks: str) -> l
     Raises GrpcRunError when one of the questions gets no vector, or one of the neighbours no score.
     """
     tally = Tally(np.arange(len(questions)))
-    plan = GrpcRun(target, per_call=_PER_CALL, wishes=Wishes(model=embeds))
+    plan = GrpcRun(target, per_call=_PER_CALL, options={"model": embeds})
     with exchange_bars(tally, "gRPC") as move:
         asyncio.run(by_grpc.run(questions, tally, plan, move))
     summary = tally.summary()
     if summary.lost or summary.errors:
         raise GrpcRunError(f"questions were lost: {summary.lost}, or failed: {summary.errors}")
-    with grpc.insecure_channel(target) as channel:
-        stub = ranking_pb2_grpc.RankingStub(channel)
+    with Client(target, timeout_s=_TIMEOUT_S) as client:
         found = nearest(tally.embeddings(), _SHOWN, _NEIGHBOURS)
         return [
-            _ranking(stub, ranks, questions[row], [(questions[place], cosine) for place, cosine in neighbours])
+            _ranking(client, ranks, questions[row], [(questions[place], cosine) for place, cosine in neighbours])
             for row, neighbours in found
         ]
 
 
-def _ranking(stub: ranking_pb2_grpc.RankingStub, model: str, question: str, neighbours: Order) -> Ranking:
+def _ranking(client: Client, model: str, question: str, neighbours: Order) -> Ranking:
     texts = [text for text, _ in neighbours]
-    request = ranking_pb2.RankRequest(model=model, query=question, documents=texts)
     try:
-        answer = stub.Rank(request, timeout=_TIMEOUT_S)
-    except grpc.RpcError as error:
+        ranked = client.rank(question, texts, model=model)
+    except TokenbatchError as error:
         raise GrpcRunError(f"a call failed: {error}") from error
-    failed = [each.status.message for each in answer.results if each.status.code]
+    failed = [each.error for each in ranked if each.error]
     if failed:
         raise GrpcRunError(f"{len(failed)} of {len(texts)} neighbours got no score: {failed[0]}")
-    return Ranking(question, neighbours, [(texts[each.index], each.score) for each in answer.results])
+    return Ranking(question, neighbours, [(each.document, each.score) for each in ranked])
 
 
 def orders_table(rankings: Sequence[Ranking]) -> Table:

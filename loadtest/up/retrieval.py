@@ -7,15 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import grpc.aio
 import numpy as np
 import numpy.typing as npt
 from rich.table import Column, Table
+from tokenbatch_client import AsyncClient, TokenbatchError
 
 from loadtest.screen import bars
 from loadtest.stack.errors import StackError
-from protos.embedding.v1 import embedding_pb2, embedding_pb2_grpc
-from protos.generation.v1 import generation_pb2, generation_pb2_grpc
 
 _NEIGHBOURS, _NEW_TOKENS, _SEED = 3, 16, 1
 _ROUNDS = 2
@@ -78,15 +76,15 @@ def retrieve(service: Service, questions: Sequence[str], documents: Sequence[str
         bar = progress.add_task(f"loops on {service.servers}", total=len(questions) * loops)
         try:
             return asyncio.run(_retrieve(service, questions, documents, loops, lambda: progress.advance(bar)))
-        except grpc.aio.AioRpcError as error:
-            raise StackError(f"a call failed: {error.code().name}: {error.details()}") from error
+        except TokenbatchError as error:
+            raise StackError(f"a call failed: {error}") from error
 
 
 async def _retrieve(
     service: Service, questions: Sequence[str], documents: Sequence[str], loops: int, done: Callable[[], None]
 ) -> Run:
-    async with grpc.aio.insecure_channel(service.address) as channel:
-        index = _Index(channel, service, documents)
+    async with AsyncClient(service.address, timeout_s=_TIMEOUT_S) as client:
+        index = _Index(client, service, documents)
         await index.build()
         began_s = time.monotonic()
         found = await asyncio.gather(*(index.retrieve(question, loops, done) for question in questions))
@@ -96,10 +94,9 @@ async def _retrieve(
 class _Index:
     """Documents by their vectors, and the models that work with them."""
 
-    def __init__(self, channel: grpc.aio.Channel, service: Service, documents: Sequence[str]) -> None:
+    def __init__(self, client: AsyncClient, service: Service, documents: Sequence[str]) -> None:
         self._service = service
-        self._embeddings = embedding_pb2_grpc.EmbeddingsStub(channel)
-        self._generation = generation_pb2_grpc.GenerationStub(channel)
+        self._client = client
         self._documents = documents
         self._vectors = np.zeros((0, 0), np.float32)
 
@@ -126,25 +123,22 @@ class _Index:
 
     async def _embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Unit vectors, float32 [texts, dimensions]."""
-        inputs = [embedding_pb2.Input(text=text) for text in texts]
-        request = embedding_pb2.EmbedRequest(model=self._service.embeds, inputs=inputs)
-        answer = await self._embeddings.Embed(request, timeout=_TIMEOUT_S)
-        vectors = np.stack([np.frombuffer(each.embedding, "<f4") for each in answer.embeddings])
+        vectors = (await self._client.embed(texts, model=self._service.embeds)).numpy()
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
         return np.asarray(vectors / np.maximum(norms, _TINY), np.float32)
 
     async def _next_query(self, query: str, neighbours: Sequence[str]) -> str:
         known = "\n".join(f"- {text}" for text in (*reversed(neighbours), query))
-        request = generation_pb2.GenerateRequest(
+        text = await self._client.generate(
+            f"Search queries:\n{known}\n-",
+            timeout_s=_TIMEOUT_S,
             model=self._service.generates,
-            prompt=f"Search queries:\n{known}\n-",
-            sampling=generation_pb2.Sampling(max_tokens=_NEW_TOKENS, stop=["\n"], temperature=0.7, seed=_SEED),
-            final_only=True,
+            max_tokens=_NEW_TOKENS,
+            stop=["\n"],
+            temperature=0.7,
+            seed=_SEED,
         )
-        text = ""
-        async for response in self._generation.Generate(request, timeout=_TIMEOUT_S):
-            text += response.text
-        return text.strip() or query
+        return text.text.strip() or query
 
 
 def loops_table(retrieval: Retrieval) -> Table:

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from rich.table import Column, Table
 
-from loadtest.clients import grpc, kafka
-from loadtest.clients.grpc import GrpcRun, GrpcRunError
-from loadtest.clients.kafka import KafkaRun
-from loadtest.clients.prometheus import BatchFigures, batch_figures
+from loadtest.kit import grpc, kafka
+from loadtest.kit.grpc import GrpcRun, GrpcRunError
+from loadtest.kit.kafka import KafkaRun
+from loadtest.kit.prometheus import BatchFigures, batch_figures
+from loadtest.kit.tally import Summary, Tally
 from loadtest.screen import duration, exchange_bars
-from loadtest.tally import Summary, Tally
 
 _SHOWN, _NEIGHBOURS = 3, 2
 _ONE_BY_ONE_S = 6.0

@@ -24,7 +24,7 @@ with Client(given["grpc"]) as client:
     ranked = client.rank("a river", ["Paris", "a river of France", ""], model=given["ranker"])
     text = client.generate("once upon", model=given["generating"], max_tokens=5, ignore_eos=True)
     chat = [{"role": "user", "content": "hi"}]
-    parts = list(client.stream(chat, model=given["generating"], max_tokens=5, ignore_eos=True))
+    parts = [each.text for each in client.stream(chat, model=given["generating"], max_tokens=5, ignore_eos=True)]
     partly = client.embed(["fine", ""], errors="return")
     raised = {}
     for name, call in {
@@ -61,7 +61,8 @@ async def main():
             client.generate("once upon", model=given["generating"], max_tokens=5, ignore_eos=True),
         )
         streamed = [index async for index, _ in client.embed_stream(["a", "b", "c"])]
-        parts = [part async for part in client.stream("once", model=given["generating"], max_tokens=5, ignore_eos=True)]
+        stream = client.stream("once", model=given["generating"], max_tokens=5, ignore_eos=True)
+        parts = [part.text async for part in stream]
         print(json.dumps([len(rows.vectors()), text.completion_tokens, sorted(streamed), bool("".join(parts))]))
 asyncio.run(main())
 """

@@ -13,9 +13,9 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from tokenbatch_client import requests
 
-from loadtest.clients.messages import NO_WISHES, request
-from loadtest.clients.pace import paced
+from loadtest.kit.traffic import paced
 from loadtest.questions import bundled_questions
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.clients.snippets import read
@@ -72,7 +72,7 @@ class Calls:
         text = _QUESTIONS[number % len(_QUESTIONS)]
         at_s, began_s = time.time(), time.monotonic()
         try:
-            answer = await stub.Embed(request([text], f"call-{number}", NO_WISHES), timeout=_CALL_S)
+            answer = await stub.Embed(requests.embed([text], {}, f"call-{number}"), timeout=_CALL_S)
         except grpc.aio.AioRpcError as error:
             self.errors.append(f"{error.code().name}: {error.details()}")
             return

@@ -17,7 +17,7 @@ from typing import Any, Self
 import aiohttp
 from aiokafka.errors import KafkaError
 
-from loadtest.clients.prometheus import sums, totals
+from loadtest.kit.prometheus import sums, totals
 from tests.chart.rendering import kubectl
 from tests.cluster.release import DEPLOYMENT, NAMESPACE, Object, is_ready
 from tests.cluster.traffic import Traffic

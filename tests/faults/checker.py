@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from aggregator.errors import Code
-from loadtest.clients import messages
 from tests.faults.expected import Oracle
 from tests.faults.steady_load import Intent
 from tests.faults.topic_logs import Commit
-from tests.support.kafka_client import headers
+from tests.support.kafka_client import headers, read
 
 _EXAMPLES = 5
 _GOOD = "OK"
@@ -90,7 +89,7 @@ class Checker:
             self.wrong.append(f"a reply has the key {record.key!r}, which no request has")
             return
         told = dict(record.headers)
-        answer = messages.reply(record.value or b"", told["content-type"])
+        answer = read(record)
         fate.replies += 1
         fate.replied_ms = min(fate.replied_ms, record.timestamp)
         self.reply_times_ms.append(record.timestamp)

@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from aggregator.sources.kafka.aiokafka_internals import abandon_producer, space_metadata_updates
-from loadtest.clients.pace import paced
+from loadtest.kit.traffic import paced
 from loadtest.questions import bundled_questions
 from tests.support.kafka_client import Sent, query
 

@@ -11,13 +11,12 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from tokenbatch_client.kafka import JSON, PROTOBUF, Reply
 
-from loadtest.clients import messages
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.until import until
 
-PROTOBUF = ("content-type", b"application/x-protobuf")
-JSON = ("content-type", b"application/json")
+__all__ = ["JSON", "PROTOBUF"]
 TEXT = ("content-type", b"text/plain")
 
 
@@ -218,7 +217,7 @@ async def committed(bootstrap: str, group: str) -> dict[tuple[str, int], int]:
 
 
 def read(reply: ConsumerRecord[bytes, bytes]) -> pb.EmbedResponse:
-    return messages.reply(reply.value or b"", headers(reply)["content-type"])
+    return Reply("", reply, headers(reply)).read(pb.EmbedResponse)
 
 
 def headers(record: ConsumerRecord[Any, Any]) -> dict[str, bytes]:

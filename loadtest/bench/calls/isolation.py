@@ -14,9 +14,9 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.sharedctypes import Synchronized
 
 import aiohttp
-import grpc
 import numpy as np
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from tokenbatch_client import TokenbatchError
 from typing_extensions import override
 
 from aggregator.errors import ungrouped
@@ -25,8 +25,9 @@ from loadtest.bench.peers import Peer, infinity, vllm_embeddings
 from loadtest.bench.setting import PARTITIONS, Plan, Setting, create_topics, fill, kafka, texts
 from loadtest.bench.sides import Load, OpenAI, Ours, dtype_of
 from loadtest.bench.turns import Medians
-from loadtest.clients import openai
-from loadtest.clients.grpc import Seconds, at_rate
+from loadtest.kit import openai
+from loadtest.kit.grpc import at_rate
+from loadtest.kit.traffic import Seconds
 from loadtest.options import unique
 from loadtest.questions import bundled_questions
 from loadtest.screen import ERRORS
@@ -303,7 +304,7 @@ def _turn(tested: _Tested, plan: Plan, found: dict[str, list[float]]) -> None:
 
 
 def _asked(tested: _Tested, per_s: float, seconds: float) -> Latencies:
-    kinds = (aiohttp.ClientError, grpc.aio.AioRpcError, TimeoutError)
+    kinds = (aiohttp.ClientError, TokenbatchError, TimeoutError)
     try:
         with ungrouped(*kinds):
             return asyncio.run(tested.ask(per_s, seconds))

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import grpc
+from tokenbatch_client import requests
 
 from loadtest.bench.figures import Figure
 from loadtest.bench.setting import Plan, texts
 from loadtest.bench.sides import Load, both_sides
 from loadtest.bench.turns import Medians, in_turns
-from loadtest.clients.messages import NO_WISHES, request
 from loadtest.stack.part import Program
 from loadtest.stack.ports import free_ports
 from protos.embedding.v1 import embedding_pb2_grpc
@@ -79,7 +79,7 @@ async def _one_by_one(target: str, count: int, pause_s: float = 0.0) -> _Times:
         for number, text in enumerate(texts(count)):
             await asyncio.sleep(pause_s)
             began_s = time.perf_counter()
-            answer = await stub.Embed(request([text], str(number), NO_WISHES), timeout=_TIMEOUT_S)
+            answer = await stub.Embed(requests.embed([text], {}, str(number)), timeout=_TIMEOUT_S)
             calls_s.append(time.perf_counter() - began_s)
             engine_s.append(answer.timings.inference.ToTimedelta().total_seconds())
     rest_s = [call - engine for call, engine in zip(calls_s, engine_s, strict=True)]

@@ -9,15 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import grpc.aio
 import numpy as np
+from tokenbatch_client import AsyncClient, TokenbatchError
 
 from aggregator.errors import ungrouped
 from loadtest.bench.processor import family_cpu_s
-from loadtest.clients.pace import paced
+from loadtest.kit.traffic import paced
 from loadtest.stack.errors import StackError
-from protos.embedding.v1 import embedding_pb2, embedding_pb2_grpc
-from protos.generation.v1 import generation_pb2, generation_pb2_grpc
 
 _TIMEOUT_S = 300.0
 _LOWEST_ID, _IDS = 10, 1000
@@ -106,12 +104,11 @@ class Heard:
 class Calls:
     """Calls to an aggregator; what comes of them is noted in `heard`. `models`: the name of the model for each task."""
 
-    def __init__(self, channel: grpc.aio.Channel, models: Mapping[Task, str]) -> None:
+    def __init__(self, client: AsyncClient, models: Mapping[Task, str]) -> None:
         self.heard = Heard()
         self.ended = False
         self._models = models
-        self._embeddings = embedding_pb2_grpc.EmbeddingsStub(channel)
-        self._generations = generation_pb2_grpc.GenerationStub(channel)
+        self._client = client
 
     async def one_by_one(self, asked: Iterator[Asked]) -> None:
         while not self.ended and (one := next(asked, None)) is not None:
@@ -124,20 +121,13 @@ class Calls:
         self.heard.latency_s[asked.task].append(time.monotonic() - began_s)
 
     async def _embed(self, asked: Asked) -> None:
-        inputs = [embedding_pb2.Input(token_ids=embedding_pb2.TokenIds(ids=asked.token_ids))]
-        request = embedding_pb2.EmbedRequest(model=self._models[Task.EMBED], inputs=inputs)
-        answer = await self._embeddings.Embed(request, timeout=_TIMEOUT_S)
-        if answer.embeddings[0].status.code:
-            raise StackError(f"a request was not embedded: {answer.embeddings[0].status.message}")
+        await self._client.embed([asked.token_ids], timeout_s=_TIMEOUT_S, model=self._models[Task.EMBED])
 
     async def _generate(self, asked: Asked) -> None:
-        request = generation_pb2.GenerateRequest(
-            model=self._models[Task.GENERATE],
-            token_ids=embedding_pb2.TokenIds(ids=asked.token_ids),
-            sampling=generation_pb2.Sampling(max_tokens=asked.new_tokens, temperature=0.0, ignore_eos=True),
-        )
+        sampling = {"max_tokens": asked.new_tokens, "temperature": 0.0, "ignore_eos": True}
+        model = self._models[Task.GENERATE]
         last_s, tokens = 0.0, 0
-        async for response in self._generations.Generate(request, timeout=_TIMEOUT_S):
+        async for response in self._client.stream(asked.token_ids, timeout_s=_TIMEOUT_S, model=model, **sampling):
             now_s = time.monotonic()
             if last_s:
                 self.heard.between_s.append(now_s - last_s)
@@ -161,11 +151,11 @@ class Clients:
     async def _connect(self) -> AsyncGenerator[Calls]:
         """Raises StackError when a call fails."""
         try:
-            with ungrouped(grpc.aio.AioRpcError, StackError):
-                async with grpc.aio.insecure_channel(self.address) as channel:
-                    yield Calls(channel, self.models)
-        except grpc.aio.AioRpcError as error:
-            raise StackError(f"a request was not answered: {error.code().name}: {error.details()}") from error
+            with ungrouped(TokenbatchError, StackError):
+                async with AsyncClient(self.address, retry=False) as client:
+                    yield Calls(client, self.models)
+        except TokenbatchError as error:
+            raise StackError(f"a request was not answered: {error}") from error
 
     def closed_loop(self, clients: int, asked: Iterator[Asked], warm_up_s: float, seconds: float) -> Heard:
         """Each client sends its next request when its last one is done. Raises StackError when one fails.

@@ -12,7 +12,7 @@ import psutil
 from loadtest.bench.figures import Figure
 from loadtest.bench.processor import cpu_s
 from loadtest.bench.setting import Plan, Setting, kafka, mean_tokens, texts
-from loadtest.clients.prometheus import totals
+from loadtest.kit.prometheus import totals
 from loadtest.screen import ERRORS
 from loadtest.stack.service import Aggregator
 

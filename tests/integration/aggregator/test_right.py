@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pytest
 from google.protobuf import json_format
 
-from loadtest.clients import grpc as grpc_client
-from loadtest.clients import kafka as kafka_client
-from loadtest.clients.messages import Format
+from loadtest.kit import grpc as grpc_client
+from loadtest.kit import kafka as kafka_client
+from loadtest.kit.formats import Format
+from loadtest.kit.tally import Tally
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.service import ModelServer
-from loadtest.tally import Tally
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2, modelserver_pb2_grpc
 from tests.integration.modelserver.texts import generated, questions, token_ids

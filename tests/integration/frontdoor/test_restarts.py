@@ -8,8 +8,8 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+from tokenbatch_client import requests
 
-from loadtest.clients.messages import NO_WISHES, request
 from loadtest.stack.ports import free_ports
 from loadtest.stack.service import Aggregator, ModelServer, without_kafka
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
@@ -61,7 +61,7 @@ async def call(addresses: list[str], caller: int, stop: asyncio.Event, ended: Co
 
         async def one(number: int) -> None:
             try:
-                await stub.Embed(request([f"question {number}"], f"{caller}-{number}", NO_WISHES), timeout=20.0)
+                await stub.Embed(requests.embed([f"question {number}"], {}, f"{caller}-{number}"), timeout=20.0)
                 ended["OK"] += 1
             except grpc.aio.AioRpcError as error:
                 ended[f"{error.code().name}: {error.details()}"] += 1

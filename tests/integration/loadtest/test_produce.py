@@ -14,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from google.protobuf import json_format
 
 from loadtest.__main__ import main
-from loadtest.clients.messages import Format
+from loadtest.kit.formats import Format
 from loadtest.stack.kafka import KafkaBroker
 from protos.embedding.v1 import embedding_pb2 as pb
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.tally import Answer, Tally
+from loadtest.kit.tally import Answer, Tally
 
 
 def tally(count: int) -> Tally:
@@ -19,7 +19,7 @@ def vector(*values: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
 def test_each_query_is_counted_once_and_what_comes_again_is_a_duplicate() -> None:
     run = tally(3)
     for number in range(3):
-        run.record_sent(number, now_s=1.0)
+        run.record_sent(range(number, number + 1), now_s=1.0)
     run.record_answer(0, Answer(0, vector(1, 0), 5), now_s=1.5)
     run.record_answer(0, Answer(0, vector(9, 9), 5), now_s=1.6)
     run.record_answer(2, Answer(4), now_s=3.0)
@@ -37,7 +37,7 @@ def test_each_query_is_counted_once_and_what_comes_again_is_a_duplicate() -> Non
 def test_the_arrays_hold_one_row_for_each_query_answered(tmp_path: Path) -> None:
     run = Tally(np.array([0, 1, 0], np.int64))
     for number in range(3):
-        run.record_sent(number, now_s=0.0)
+        run.record_sent(range(number, number + 1), now_s=0.0)
     run.record_answer(2, Answer(0, vector(3, 4), 2), now_s=0.25)
     run.record_answer(1, Answer(3), now_s=0.5)
     run.write_npz(tmp_path / "replies.npz")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from loadtest.clients.prometheus import BatchFigures
-from loadtest.tally import Tally
+from loadtest.kit.prometheus import BatchFigures
+from loadtest.kit.tally import Tally
 from loadtest.up.sample import Passage, Sample, budgets_note
 
 

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from loadtest.clients.pace import paced
+from loadtest.kit.traffic import paced
 from loadtest.stack.redis import RedisServer
 from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, ModelServer
 from tests.faults.aggregator.wings.redis.log import Ledger, commands

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from loadtest.clients.prometheus import totals
+from loadtest.kit.prometheus import totals
 from tests.page.aggregator.wings.page.conftest import Browser, Stack
 
 DURATION_S, RESTARTS = 1800.0, 10

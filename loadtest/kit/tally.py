@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import numpy.typing as npt
+from tokenbatch_client import Embedding, TokenbatchError
 
 _CODE_NAMES: Mapping[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 _UNANSWERED = -1
@@ -23,6 +24,19 @@ class Answer:
     code: int
     embedding: npt.NDArray[np.float32] | None = None
     token_count: int = 0
+
+
+def answer_of(row: Embedding) -> Answer:
+    """What the client package gives for one query."""
+    if row.error is not None:
+        return Answer(code_of(row.error), None, row.token_count)
+    return Answer(0, np.frombuffer(row.raw, "<f4") if row.raw else None, row.token_count)
+
+
+def code_of(error: TokenbatchError) -> int:
+    """The google.rpc.Code of it."""
+    code: int = grpc.StatusCode[error.code].value[0]
+    return code
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +101,20 @@ class Tally:
         answered: npt.NDArray[np.float64] = self._latency_s[self._codes != _UNANSWERED]
         return answered
 
+    def record_failed(self, numbers: range, code: int, now_s: float) -> None:
+        """A request with these queries failed as a whole."""
+        self.record_answers(numbers, [Answer(code)] * len(numbers), now_s)
+
     def record_answers(self, numbers: range, found: Sequence[Answer], now_s: float) -> None:
         """A request with these queries is answered; missing answers stay missing: they are lost."""
         for number, answer in zip(numbers, found, strict=False):
             self.record_answer(number, answer, now_s)
         self.duplicates += max(0, len(found) - len(numbers))
 
-    def record_sent(self, number: int, now_s: float) -> None:
-        self._sent_s[number] = now_s
+    def record_sent(self, numbers: range, now_s: float) -> None:
+        self._sent_s[numbers.start : numbers.stop] = now_s
         self._first_sent_s = min(self._first_sent_s, now_s)
-        self.sent += 1
+        self.sent += len(numbers)
 
     def record_answer(self, number: int, answer: Answer, now_s: float) -> None:
         """Query `number` is answered; any further answer to it is a duplicate."""

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from loadtest.clients import pace
-from loadtest.clients.pace import paced
+from loadtest.kit import traffic
+from loadtest.kit.traffic import paced
 from tests.support.virtual_time import run
 
 
@@ -20,7 +20,7 @@ def test_at_a_rate_each_is_sent_when_due_and_a_late_sender_catches_up(
 ) -> None:
     async def sent_s() -> list[float]:
         loop = asyncio.get_running_loop()
-        monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=loop.time))
+        monkeypatch.setattr(traffic, "time", SimpleNamespace(monotonic=loop.time))
         began_s = loop.time()
         found: list[float] = []
         async for numbers in paced(21, 100.0, chunk=4):

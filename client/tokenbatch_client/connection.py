@@ -1,0 +1,94 @@
+"""The connection of a client: its channel with keepalive, TLS and a token, and the attempts that a call gets."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from tokenbatch_client.errors import TokenbatchError, of_call
+
+_RETRY = {
+    "maxAttempts": 5,
+    "initialBackoff": "0.05s",
+    "maxBackoff": "1s",
+    "backoffMultiplier": 2,
+    "retryableStatusCodes": ["CANCELLED"],
+}
+"""gRPC's core ends calls with CANCELLED when an aggregator stops. What the service itself refuses is retried after the
+delay that it asks for, by Attempts."""
+_SERVICE_CONFIG = {
+    "loadBalancingConfig": [{"round_robin": {}}],
+    "methodConfig": [{"name": [{}], "retryPolicy": _RETRY}],
+}
+_MAX_BYTES = 32 << 20
+"""An answer has 16 MiB of vectors at most, and what stands around them."""
+_KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
+"""A connection that a firewall dropped is noticed in 40 s; the service allows a ping each 20 s."""
+_DELAY_S = 0.1
+"""Before the next attempt where the service asks for none: it could not be reached."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How to reach a service. `target`: host:port, or dns:///NAME:PORT for all of its pods.
+
+    `ca_file`: what signed the server's certificate, for TLS; `cert_file` and `key_file`: this client's own, for mTLS;
+    `tls`: TLS by the system's authorities. `token`: sent as `authorization: Bearer TOKEN`. `retry`: False gives each
+    call one attempt.
+    """
+
+    target: str
+    tls: bool = False
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    token: str = ""
+    retry: bool = True
+
+    @property
+    def metadata(self) -> list[tuple[str, str]]:
+        return [("authorization", f"Bearer {self.token}")] if self.token else []
+
+    def open(self, kind: Any) -> Any:
+        """The channel; `kind`: grpc, or grpc.aio. Raises OSError for a file that cannot be read."""
+        options = [
+            ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+            ("grpc.enable_retries", int(self.retry)),
+            ("grpc.max_receive_message_length", _MAX_BYTES),
+            ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+            ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ]
+        if not (self.tls or self.ca_file):
+            return kind.insecure_channel(self.target, options=options)
+        files = (Path(name).read_bytes() if name else None for name in (self.ca_file, self.key_file, self.cert_file))
+        return kind.secure_channel(self.target, grpc.ssl_channel_credentials(*files), options=options)
+
+    def attempts(self, timeout_s: float) -> Attempts:
+        """Those of one call that has so many seconds."""
+        return Attempts(time.monotonic() + timeout_s, self.retry)
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """The attempts of one call until its deadline: where the service says that a further one can help."""
+
+    deadline_s: float
+    retry: bool
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.001, self.deadline_s - time.monotonic())
+
+    def delay_s(self, error: grpc.RpcError) -> float:
+        """Seconds to wait before the next attempt. Raises the call's error where there is to be none."""
+        failed: TokenbatchError = of_call(error)
+        delay_s = _DELAY_S if failed.retry_after_s is None else failed.retry_after_s
+        if not self.retry or not failed.retryable or delay_s >= self.left_s:
+            raise failed from error
+        return delay_s
