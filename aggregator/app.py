@@ -41,6 +41,7 @@ from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.grpc.listener import GrpcSource
 from aggregator.sources.http.listener import HttpSource
 from aggregator.sources.kafka.consumer import KafkaConsumer
+from aggregator.sources.kafka.envelope import EnvelopeFormat
 from aggregator.sources.kafka.offsets import InFlightRecord
 from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.sources.kafka.source import KafkaSource
@@ -48,6 +49,7 @@ from aggregator.tokenizers.cache import TokenizerCache
 from aggregator.tokenizers.counting import INLINE_CHARACTERS, Counting
 from aggregator.tokenizers.tokenizer import Tokenizer
 from aggregator.wings.cache.cache import open_caches
+from aggregator.wings.cloud_events.envelope import CLOUD_EVENTS
 from aggregator.wings.fast_tokenizer.fast_path import fast_path
 from aggregator.wings.page.live import live_pages
 from aggregator.wings.redis.broker import REDIS_BROKER
@@ -59,6 +61,10 @@ BROKERS: Sequence[Broker] = [
     REDIS_BROKER,
 ]
 """What requests are read from beside Kafka."""
+ENVELOPES: Sequence[EnvelopeFormat] = [
+    CLOUD_EVENTS,
+]
+"""What a record of Kafka may be in."""
 PAGES: Sequence[Callable[[AggregatorState], Pages]] = [
     live_pages,
 ]
@@ -155,6 +161,7 @@ class Aggregator:
                 settings.kafka, tracing=tracing, on_untimely=lambda topic: self._metrics.batches_untimely.add(1, topic)
             ),
             trusts_tenant=not settings.grpc.authentication.required,
+            envelopes=ENVELOPES,
             known=self._models.__contains__,
             dimensions=self._models.dimensions,
             metrics=self._metrics,

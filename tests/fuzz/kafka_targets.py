@@ -9,6 +9,7 @@ from typing import Any
 from aiokafka import TopicPartition
 from aiokafka.record.util import calc_crc32c
 
+from aggregator.app import ENVELOPES
 from aggregator.errors import Code, RequestError
 from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings
@@ -21,7 +22,7 @@ from tests.support.records import in_flight_of
 
 _NOW_S = 1_700_000_000.0
 _SETTINGS = KafkaSettings(allowed_reply_topics=("team-*",))
-_TOPIC = intakes(_SETTINGS, KAFKA, "m")["embed.requests.v1"]
+_TOPIC = intakes(_SETTINGS, KAFKA, "m", envelopes=ENVELOPES)["embed.requests.v1"]
 _INTAKE = replace(_TOPIC, defaults=replace(_TOPIC.defaults, max_inputs=8), max_record_bytes=3000)
 _TEXT = "the text of a query"
 _HEADERS = (

@@ -19,7 +19,7 @@ from aggregator.request.request import Defaults, Request, Source
 from aggregator.scheduler.work_item import Task
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.slow_lane import in_slow_lane
-from aggregator.sources.kafka import cloud_events
+from aggregator.sources.kafka.envelope import Envelope, EnvelopeFormat
 from aggregator.sources.kafka.offsets import Header, InFlightRecord
 from aggregator.sources.wire.message import Message
 from aggregator.sources.wire.values import (
@@ -48,9 +48,9 @@ ECHOED: Final = frozenset(
 
 READ: Final = frozenset(
     {"content-type", "kafka_replyTopic", "kafka_replyPartition", "reply_to", "traceparent", REDRIVES}
-    | {cloud_events.VERSION_HEADER, *cloud_events.ATTRIBUTES}
+    | {"ce_id", "ce_expirytime"}
 )
-"""Headers whose values are looked at."""
+"""Headers whose values are looked at, beside those of envelopes."""
 _PLAIN_REPLY: Final[list[Header]] = [("content-type", PROTOBUF)]
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
@@ -62,14 +62,14 @@ _SLICE_RECORDS = 100  # two milliseconds of decoding at most, after which calls 
 class ReplyRoute:
     """Where and how to reply: `headers` are the reply's, its content type, then the routing and trace headers.
 
-    Records without headers share their topic's. `event`: the request's, if it was one; the reply is one then.
+    Records without headers share their topic's. `envelope`: the request's, if it had one; the reply has one then.
     """
 
     topic: str
     partition: int | None
     json: bool
     headers: Sequence[Header]
-    event: cloud_events.AskingEvent | None = None
+    envelope: Envelope | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +89,8 @@ class TopicIntake:
     permits: Callable[[str], bool]
     max_record_bytes: int = MAX_BYTES
     task: Task = Task.EMBED
+    envelopes: Sequence[EnvelopeFormat] = ()
+    read: frozenset[str] = READ
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +137,16 @@ def reply_id(in_flight: InFlightRecord, request_id: str, group_id: str) -> str:
 
 
 def intakes(
-    settings: KafkaSettings, source: Source, default_model: str, *, trusts_tenant: bool = True
+    settings: KafkaSettings,
+    source: Source,
+    default_model: str,
+    *,
+    trusts_tenant: bool = True,
+    envelopes: Sequence[EnvelopeFormat] = (),
 ) -> Mapping[str, TopicIntake]:
     """How `source` reads each query topic; `default_model` is for topics that name none.
 
-    `trusts_tenant`: a request may name its tenant where its topic has none.
+    `trusts_tenant`: a request may name its tenant where its topic has none. `envelopes`: the formats that are known.
     """
     permits = permitted(
         {settings.reply_topic, *settings.reply_topics},
@@ -152,6 +159,8 @@ def intakes(
             ReplyRoute(settings.replies_of(topic), None, json=False, headers=_PLAIN_REPLY),
             permits,
             task=TASKS[topic.task],
+            envelopes=envelopes,
+            read=READ.union(*(each.headers for each in envelopes)),
         )
         for topic in settings.topics
     }
@@ -217,12 +226,11 @@ def decode_record(
     route: ReplyRoute | None = None
     try:
         if in_flight.headers:
-            found = {name: value for name, value in in_flight.headers if name in READ}
+            found = {name: value for name, value in in_flight.headers if name in intake.read}
             route = _route(in_flight.headers, intake, found)
-            if route.event is not None and route.event.structured:
-                value, attributes = cloud_events.opened(bounded(value, limits[0]), limits[1])
+            if route.envelope is not None and route.envelope.holds_value:
+                value, attributes, route.envelope = route.envelope.opened(bounded(value, limits[0]), limits[1])
                 found |= attributes
-                route.event = cloud_events.asking_event(found, structured=True)
             content_type = content_type_of(_text(found, "content-type"))
             if content_type is not PROTOBUF:
                 _reply_in_json(route)
@@ -278,8 +286,9 @@ def _route(headers: Sequence[Header], intake: TopicIntake, found: Mapping[str, b
             raise InvalidRequest("header kafka_replyPartition is not a partition: 4 bytes, big endian")
     echoed = [each for each in headers if each[0] in ECHOED]
     route = ReplyRoute(topic, partition, json=False, headers=[*_PLAIN_REPLY, *echoed])
-    route.event = cloud_events.asking_event(found, structured=cloud_events.is_structured(found))
-    if route.event is not None and route.event.structured:
+    for envelopes in intake.envelopes:
+        route.envelope = route.envelope or envelopes.of(found)
+    if route.envelope is not None and route.envelope.holds_value:
         _reply_in_json(route)
     return route
 

@@ -186,9 +186,9 @@ def _to_route(
     group_id: str,
 ) -> OutgoingRecord:
     headers = [*route.headers, _REPLAY] if record.replay else route.headers
-    if route.event is not None:
+    if route.envelope is not None:
         named = {"reply_id": identity, "group_id": group_id, "request_id": answered.request_id}
-        value, headers = route.event.reply(value, headers, task=answered.task, **named)
+        value, headers = route.envelope.reply(value, headers, task=answered.task, **named)
     key, name = record.key, identity.encode()
     return OutgoingRecord(route.topic, route.partition, key, value, headers, record.timestamp, name)
 

@@ -27,6 +27,7 @@ from aggregator.sources.kafka.decode import (
     refused_for_room,
     size_bytes,
 )
+from aggregator.sources.kafka.envelope import EnvelopeFormat
 from aggregator.sources.kafka.holdings import Sized, Sizes, WaitingRequests
 from aggregator.sources.kafka.offsets import InFlightRecord
 from aggregator.sources.kafka.producer import KafkaProducer
@@ -53,6 +54,7 @@ class KafkaSource(Source):
         producer: KafkaProducer,
         *,
         trusts_tenant: bool = True,
+        envelopes: Sequence[EnvelopeFormat] = (),
         known: Callable[[str], bool] = lambda _: True,
         dimensions: Callable[[str], int] = lambda _: 0,
         metrics: Metrics,
@@ -60,11 +62,14 @@ class KafkaSource(Source):
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`known`: whether a model is configured; `dimensions`: of its vectors, 0 if no server told."""
+        """`envelopes`: the formats that are known. `known`: whether a model is configured.
+
+        `dimensions`: of its vectors, 0 if no server told.
+        """
         self._settings = settings
         self._known = known
         self._dimensions = dimensions
-        self._intakes = intakes(settings, self, default_model, trusts_tenant=trusts_tenant)
+        self._intakes = intakes(settings, self, default_model, trusts_tenant=trusts_tenant, envelopes=envelopes)
         self._consumer = consumer
         self._producer = producer
         self._tracing = tracing

@@ -17,6 +17,7 @@ from aggregator.sources.kafka.decode import Refused, decode_record, intakes
 from aggregator.sources.kafka.offsets import Header
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.replies import encode_refusal, encode_replies
+from aggregator.wings.cloud_events.envelope import CLOUD_EVENTS
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import KAFKA
 from tests.support.records import in_flight_of
@@ -48,7 +49,9 @@ OF_REPLY = {
 
 def read(value: bytes | None, headers: list[Header], topic: str = "in") -> Request | Refused:
     in_flight = in_flight_of(value, headers, topic=topic)
-    return decode_record(in_flight, intakes(SETTINGS, KAFKA, "small")[topic], received_s=0.0, wall_s=WALL_S)
+    return decode_record(
+        in_flight, intakes(SETTINGS, KAFKA, "small", envelopes=[CLOUD_EVENTS])[topic], received_s=0.0, wall_s=WALL_S
+    )
 
 
 def replied(value: bytes | None, headers: list[Header], topic: str = "in") -> OutgoingRecord:

@@ -11,32 +11,40 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import quote
 
+from typing_extensions import override
+
 from aggregator.errors import Undecodable
 from aggregator.scheduler.work_item import Task
+from aggregator.sources.kafka.envelope import Envelope, EnvelopeFormat
 from aggregator.sources.kafka.offsets import Header
 from aggregator.sources.wire.encode import MAX_ECHOED
 from aggregator.sources.wire.message import check_marks, json_object
 from aggregator.sources.wire.values import JSON, RESPONSES
 
-ATTRIBUTES: Final = {"ce_id": "id", "ce_expirytime": "expirytime", "ce_correlationid": "correlationid"}
+_ATTRIBUTES: Final = {"ce_id": "id", "ce_expirytime": "expirytime", "ce_correlationid": "correlationid"}
 """The headers of a binary event that are read, beside its version; and their names in a structured event."""
-VERSION_HEADER: Final = "ce_specversion"
-STRUCTURED: Final = b"application/cloudevents+json"
+_VERSION_HEADER: Final = "ce_specversion"
+_STRUCTURED: Final = b"application/cloudevents+json"
 _VERSION = "1.0"
 
 
 @dataclass(frozen=True, slots=True)
-class AskingEvent:
-    """The attributes that a reply takes of the event that it replies to."""
+class AskingEvent(Envelope):
+    """The attributes that a reply takes of the event that it replies to. `holds_value`: it is structured."""
 
-    structured: bool
+    holds_value: bool
     event_id: str
     correlation_id: str
 
+    @override
+    def opened(self, value: bytes, max_inputs: int) -> tuple[bytes, Mapping[str, bytes], AskingEvent]:
+        data, attributes = _opened(value, max_inputs)
+        return data, attributes, _of_attributes(attributes, holds_value=True)
+
+    @override
     def reply(
         self, value: bytes, headers: Sequence[Header], *, reply_id: str, group_id: str, task: Task, request_id: str
     ) -> tuple[bytes, Sequence[Header]]:
-        """Value and headers of the event that holds a reply; those of the reply begin with its content type."""
         attributes = {
             "specversion": _VERSION,
             "id": reply_id,
@@ -50,27 +58,31 @@ class AskingEvent:
             "correlationid": self.correlation_id,
         }
         attributes |= {name: text for name, text in optional.items() if text and text.isprintable()}
-        if not self.structured:
+        if not self.holds_value:
             return value, [*headers, *((f"ce_{name}", text.encode()) for name, text in attributes.items())]
         head = json.dumps({**attributes, "datacontenttype": JSON.decode()}, ensure_ascii=False)
-        return head[:-1].encode() + b', "data": ' + value + b"}", [("content-type", STRUCTURED), *headers[1:]]
+        return head[:-1].encode() + b', "data": ' + value + b"}", [("content-type", _STRUCTURED), *headers[1:]]
 
 
-def asking_event(found: Mapping[str, bytes], *, structured: bool) -> AskingEvent | None:
+def _asking_event(found: Mapping[str, bytes]) -> AskingEvent | None:
     """The event of a record with these headers; None if it is no event."""
-    if not structured and found.get(VERSION_HEADER) != _VERSION.encode():
+    structured = (found.get("content-type") or b"").partition(b";")[0].strip().lower() == _STRUCTURED
+    if not structured and found.get(_VERSION_HEADER) != _VERSION.encode():
         return None
+    return _of_attributes(found, holds_value=structured)
+
+
+def _of_attributes(found: Mapping[str, bytes], *, holds_value: bool) -> AskingEvent:
     event_id, correlation_id = (
         (found.get(name) or b"").decode(errors="replace") for name in ("ce_id", "ce_correlationid")
     )
-    return AskingEvent(structured, event_id, correlation_id)
+    return AskingEvent(holds_value, event_id, correlation_id)
 
 
-def is_structured(found: Mapping[str, bytes]) -> bool:
-    return (found.get("content-type") or b"").partition(b";")[0].strip().lower() == STRUCTURED
+CLOUD_EVENTS = EnvelopeFormat(frozenset({"content-type", _VERSION_HEADER, *_ATTRIBUTES}), _asking_event)
 
 
-def opened(value: bytes, max_inputs: int) -> tuple[bytes, dict[str, bytes]]:
+def _opened(value: bytes, max_inputs: int) -> tuple[bytes, dict[str, bytes]]:
     """The data of a structured event, and the headers of the binary event that says the same.
 
     Raises InvalidRequest or Undecodable.
@@ -80,7 +92,7 @@ def opened(value: bytes, max_inputs: int) -> tuple[bytes, dict[str, bytes]]:
     if event.get("specversion") != _VERSION:
         raise Undecodable(f"the value is not a CloudEvent in JSON with specversion {_VERSION}")
     headers: dict[str, bytes] = {}
-    for header, name in {**ATTRIBUTES, "content-type": "datacontenttype"}.items():
+    for header, name in {**_ATTRIBUTES, "content-type": "datacontenttype"}.items():
         text = event.get(name, "")
         if not isinstance(text, str):
             raise Undecodable(f"the event's {name} is not a string")
