@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
@@ -40,6 +40,7 @@ from aggregator.sources.calls.calls import Served
 from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.grpc.listener import GrpcSource
 from aggregator.sources.http.listener import HttpSource
+from aggregator.sources.http.static import Static
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.envelope import EnvelopeFormat
 from aggregator.sources.kafka.offsets import InFlightRecord
@@ -51,6 +52,7 @@ from aggregator.tokenizers.tokenizer import Tokenizer
 from aggregator.wings.cache.cache import open_caches
 from aggregator.wings.cloud_events.envelope import CLOUD_EVENTS
 from aggregator.wings.fast_tokenizer.fast_path import fast_path
+from aggregator.wings.openapi.documents import OPENAPI
 from aggregator.wings.page.live import live_pages
 from aggregator.wings.redis.broker import REDIS_BROKER
 from k8s.pod import open_files, telemetry
@@ -69,6 +71,10 @@ PAGES: Sequence[Callable[[AggregatorState], Pages]] = [
     live_pages,
 ]
 """What else the monitoring port shows."""
+STATICS: Sequence[Mapping[str, Callable[[], Static]]] = [
+    OPENAPI,
+]
+"""What the routes over HTTP answer beside requests, the same to everybody."""
 _CLOSE_TIMEOUT_S = 5.0  # to commit and disconnect; twice of it is kept of the grace period
 _CLAIMED_BATCHES = 8
 """For each server: one runs, one is staged, some are on their way, and the rest is there to choose from."""
@@ -137,7 +143,7 @@ class Aggregator:
         if settings.grpc.bind:
             self.sources.append(GrpcSource(settings.grpc, served))
         if settings.http.bind:
-            self.sources.append(HttpSource(settings.http, settings.grpc.tls, served))
+            self.sources.append(HttpSource(settings.http, settings.grpc.tls, served, STATICS))
         report = DemandReport(self._models, meter, self._backlogs)
         self._demand = DemandServer(settings.demand.bind, report) if settings.demand.bind else None
         self._work: list[asyncio.Task[None]] = []

@@ -21,7 +21,7 @@ from opentelemetry.sdk.metrics.export import NumberDataPoint
 
 from aggregator.admission.ledger import MEMORY_BYTES, Ledger
 from aggregator.admission.models import Model, Models
-from aggregator.app import make_limits
+from aggregator.app import STATICS, make_limits
 from aggregator.model_server import ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
@@ -154,7 +154,7 @@ async def listening(
     pipeline.sources.append(source)
     http = None
     if configured.http.bind:
-        http = HttpSource(configured.http, configured.grpc.tls, served)
+        http = HttpSource(configured.http, configured.grpc.tls, served, STATICS)
         pipeline.sources.append(http)
     task = asyncio.create_task(pipeline.run())
     await source.prepare(1.0)

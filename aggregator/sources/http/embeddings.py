@@ -34,6 +34,17 @@ FOREIGN_IDS = (
 FEWER_CHUNKS = "fewer chunks of the document at once"
 """What helps a document in chunks that is too long."""
 Number = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT32)]
+TEXT_SCHEMA = {"type": "string"}
+IDS_SCHEMA = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": MAX_INT32}}
+_INPUTS = {
+    "anyOf": [
+        TEXT_SCHEMA,
+        {"type": "array", "minItems": 1, "items": TEXT_SCHEMA},
+        IDS_SCHEMA,
+        {"type": "array", "minItems": 1, "items": IDS_SCHEMA},
+    ]
+}
+"""What is decoded by hand, as a JSON schema."""
 
 
 class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
@@ -53,7 +64,7 @@ class EmbeddingsRequest(Ignored, kw_only=True, forbid_unknown_fields=True):
     }
     """Of fields of other APIs that are not supported."""
 
-    input: Annotated[msgspec.Raw, msgspec.Meta(description="a text or a list of texts")]
+    input: Annotated[msgspec.Raw, msgspec.Meta(description="a text or a list of texts", extra_json_schema=_INPUTS)]
     model: str | None = None
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
     dimensions: Number | None = None

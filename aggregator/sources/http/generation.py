@@ -13,7 +13,7 @@ from aggregator.request.generation import Generation
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.http.answer import AskedPriority, TextPart, priority_of
-from aggregator.sources.http.embeddings import FOREIGN_IDS, Revisions, check_nesting
+from aggregator.sources.http.embeddings import FOREIGN_IDS, IDS_SCHEMA, TEXT_SCHEMA, Revisions, check_nesting
 from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS
@@ -36,6 +36,10 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT32)]
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT32)]
 """At least 1: `max_tokens` 0 asks OpenAI's API for no token, but sets no limit in the protobuf message."""
 _SEEDS = range(-(2**63), 2**63)
+
+
+_PROMPT_SCHEMA = {"anyOf": [TEXT_SCHEMA, IDS_SCHEMA]}
+"""A list of one text, or of one list of ids, is taken too."""
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -92,7 +96,7 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class CompletionRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/completions`."""
 
-    prompt: Annotated[msgspec.Raw, msgspec.Meta(description="a text")]
+    prompt: Annotated[msgspec.Raw, msgspec.Meta(description="a text", extra_json_schema=_PROMPT_SCHEMA)]
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=_MAX_TOP_LOGPROBS)] | None = None
     tokenizer: str | None = None
 

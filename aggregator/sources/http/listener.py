@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping, Sequence
 
 from typing_extensions import override
 
@@ -13,6 +14,7 @@ from aggregator.sources.calls.calls import CallSource, Served
 from aggregator.sources.calls.certificates import server_context, watch_certificates
 from aggregator.sources.http.calls import HttpCalls
 from aggregator.sources.http.service import OpenAIService
+from aggregator.sources.http.static import Static
 from k8s.pod.http.connections import Connections
 from k8s.pod.http.server import HttpServer
 
@@ -22,11 +24,19 @@ _LOG = logging.getLogger(__name__)
 class HttpSource(CallSource):
     """The listener. TLS and authentication are gRPC's. When it stops, each answer is the last of its connection."""
 
-    def __init__(self, settings: HttpSettings, tls: TlsSettings, served: Served) -> None:
-        """Raises StartError for certificates that cannot be read."""
+    def __init__(
+        self,
+        settings: HttpSettings,
+        tls: TlsSettings,
+        served: Served,
+        statics: Sequence[Mapping[str, Callable[[], Static]]] = (),
+    ) -> None:
+        """`statics`: what further paths answer to GET. Raises StartError for certificates that cannot be read."""
         super().__init__(HTTP, served, served.load.limits.max_inputs)
         calls = HttpCalls(self._batcher, served.give_up, self._callers, served.load, timeout_s=settings.timeout_s)
-        service = OpenAIService(calls, served.models, served.tracing, trusts_token_ids=settings.trusts_token_ids)
+        service = OpenAIService(
+            calls, served.models, served.tracing, statics, trusts_token_ids=settings.trusts_token_ids
+        )
         closed, most = served.load.metrics.http_closed, served.load.limits.max_connections
         self._connections = Connections(most, lambda why: closed.add(1, HttpClosed(why)))
         self._bind = settings.bind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
@@ -34,6 +34,7 @@ from aggregator.sources.http.exchange import HttpExchange
 from aggregator.sources.http.forms.routes import ROUTES
 from aggregator.sources.http.generation import ChatRequest, CompletionRequest, GenerationReader, GenerationWriter
 from aggregator.sources.http.json_body import decode_body, takes_long
+from aggregator.sources.http.static import Static
 from aggregator.sources.wire.message import AnyMessage
 from aggregator.tokenizers.tokenizer import Tokenizer
 from k8s.pod.http.exchange import Exchange, HttpError, Service
@@ -117,7 +118,15 @@ class HttpGenerationCall(GenerationCall):
 class OpenAIService(Service):
     """Answers the requests of all connections."""
 
-    def __init__(self, calls: HttpCalls, models: Models, tracing: Tracing, *, trusts_token_ids: bool) -> None:
+    def __init__(
+        self,
+        calls: HttpCalls,
+        models: Models,
+        tracing: Tracing,
+        statics: Sequence[Mapping[str, Callable[[], Static]]] = (),
+        *,
+        trusts_token_ids: bool,
+    ) -> None:
         self.calls = calls
         self._telemetry = CallTelemetry(tracing, calls.load.metrics)
         self._models = models
@@ -134,6 +143,8 @@ class OpenAIService(Service):
             "/v1/models": ("GET", self._list_models),
             "/health": ("GET", self._health),
         }
+        self._statics = {path: read for each in statics for path, read in each.items()}
+        self._routes |= dict.fromkeys(self._statics, ("GET", self._send_static))
 
     @override
     def exchange(self, transport: asyncio.Transport, on_answered: Callable[[], None]) -> HttpExchange:
@@ -184,7 +195,7 @@ class OpenAIService(Service):
         if exchange.method != method and (method, exchange.method) != ("GET", "HEAD"):
             message = f"{path} takes {method}, not {exchange.method}"
             raise HttpError(405, "method_not_allowed", message, allow="GET, HEAD" if method == "GET" else method)
-        if path != "/health":
+        if path != "/health" and path not in self._statics:
             self.calls.enter(exchange)
         if method == "GET":
             serve(exchange)
@@ -372,6 +383,10 @@ class OpenAIService(Service):
         if not found:
             raise ModelUnavailable(f"model {name} has no server now")
         exchange.answer(200, msgspec.json.encode(found[0]), {})
+
+    def _send_static(self, exchange: HttpExchange) -> None:
+        sent = self._statics[exchange.path]()
+        exchange.answer(200, sent.body, sent.headers)
 
     def _health(self, exchange: HttpExchange) -> None:
         exchange.answer(503 if self.drains else 200, b"{}", {})
