@@ -157,12 +157,16 @@ class Metrics:
         source: str,
         codes: Mapping[Code, int],
         latencies_s: Sequence[float],
+        queries: int | None = None,
     ) -> None:
-        """Requests of a source were answered: the count of each code, and the times since intake."""
+        """Requests of a source were answered: the count of each code, and the times since intake.
+
+        `queries`: in all of them; one each when absent.
+        """
         for code, count in codes.items():
             self._requests.add(count, source, code.name)
         self._e2e_duration.record_all(latencies_s, source)
-        self.observer.answered(source, latencies_s)
+        self.observer.answered(source, latencies_s, len(latencies_s) if queries is None else queries)
         if self._slo_s is not None:
             self._slo_violations.add(sum(latency_s > self._slo_s for latency_s in latencies_s), source)
 

@@ -19,5 +19,5 @@ class Observer:
     def batch_failed(self, batch: Batch, task: Task, code: Code, now_s: float) -> None:
         """A batch failed as a whole."""
 
-    def answered(self, source: str, latencies_s: Sequence[float]) -> None:
-        """Requests of a source were answered, so many seconds after their intake."""
+    def answered(self, source: str, latencies_s: Sequence[float], queries: int) -> None:
+        """Requests of a source with so many queries in all were answered, so many seconds after their intake."""

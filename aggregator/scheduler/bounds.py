@@ -149,6 +149,15 @@ class Admission:
         self._drain = Drain()
 
     @property
+    def limit(self) -> int:
+        """The tokens that may be held at a time."""
+        return self._policy.max_tokens
+
+    def intake_limit(self, priority: Priority) -> float:
+        """The tokens from which brokers' requests of this class are not taken in."""
+        return self._policy.max_tokens * self._policy.intake_shares[priority]
+
+    @property
     def holds_calls(self) -> bool:
         """Whether some of them are of calls, by gRPC or HTTP."""
         return self._calls.holders > 0

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from aggregator.wings.page.runbook import FILE as RUNBOOK
+from aggregator.wings.page.runbook import runbook_html
 from helm.generate.configuration import configuration_md
 from helm.generate.dashboard import dashboard_json
 from helm.generate.schema import values_schema
@@ -24,6 +26,7 @@ FILES: Mapping[Path, Callable[[], str]] = {
     _CHART / "values.schema.json": _schema_json,
     _CHART / "files/dashboard.json": dashboard_json,
     Path("docs/configuration.md"): configuration_md,
+    RUNBOOK: runbook_html,
 }
 
 

@@ -96,7 +96,7 @@ def start(settings: TelemetrySettings, service: str, health: Health | None = Non
     Raises StartError when the endpoint cannot be bound, or when OTLP is wanted over a protocol other than gRPC.
     """
     resource = _resource(service)
-    buffer = MetricsBuffer(InstrumentationScope(_SCOPE, _version()))
+    buffer = MetricsBuffer(InstrumentationScope(_SCOPE, release()))
     registry = CollectorRegistry()
     readers: list[MetricReader] = [_PrometheusReader(registry, buffer, resource)]
     if _otlp_wanted("METRICS"):
@@ -108,8 +108,8 @@ def start(settings: TelemetrySettings, service: str, health: Health | None = Non
     health = health if health is not None else Health()
     server = MonitoringServer(settings.metrics_bind, registry, health)
     metrics = MeterProvider(readers, resource, shutdown_on_exit=False)
-    _observe_uptime(metrics.get_meter(_SCOPE, _version()))
-    tracer = (spans or NoOpTracerProvider()).get_tracer(_SCOPE, _version())
+    _observe_uptime(metrics.get_meter(_SCOPE, release()))
+    tracer = (spans or NoOpTracerProvider()).get_tracer(_SCOPE, release())
     return Telemetry(tracer, spans is not None, buffer, health, metrics, spans, server)
 
 
@@ -139,11 +139,12 @@ class _ExportingReader(_WithBuffer, PeriodicExportingMetricReader):
 
 
 def _resource(service: str) -> Resource:
-    attributes = {"service.name": service, "service.version": _version(), "service.instance.id": str(uuid4())}
+    attributes = {"service.name": service, "service.version": release(), "service.instance.id": str(uuid4())}
     return Resource.create(attributes).merge(OTELResourceDetector().detect())
 
 
-def _version() -> str:
+def release() -> str:
+    """The version of this package; `unknown` where it is not installed."""
     try:
         return version("tokenbatch")
     except PackageNotFoundError:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import override
 
 from aggregator.admission.models import Model
 from aggregator.model_server import GenerationLoad
 from aggregator.reports.state import AggregatorState
+from aggregator.request.request import Backlog
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.rates import BusyShare
 from aggregator.scheduler.replica import STATES, Replica
@@ -30,12 +31,25 @@ from aggregator.scheduler.required_replicas import (
 )
 from aggregator.scheduler.work_item import Task
 from aggregator.wings.page.pages import LivePages, live_page
-from aggregator.wings.page.points import POINTS, Points, generating, is_saturated, tokens_by_place
-from aggregator.wings.page.recorder import KEPT_S, Recorder
+from aggregator.wings.page.points import POINTS, Points, generating, is_saturated, most_tokens, tokens_by_place
+from aggregator.wings.page.recorder import KEPT_S, LOOKS_S, Recorder
 from aggregator.wings.page.viewers import Feed
-from aggregator.wings.page.words import Scaling, Work, anchor, bottleneck, other_problems, server_problems
+from aggregator.wings.page.words import (
+    SLOW,
+    Latency,
+    Scaling,
+    Work,
+    anchor,
+    back_pressure,
+    bottleneck,
+    other_problems,
+    server_problems,
+)
 from k8s.pod.monitoring import Pages
+from k8s.pod.telemetry import release
 from protos.aggregator.v1 import aggregator_pb2 as pb
+
+T = TypeVar("T")
 
 _TIMEOUT_S = 1.0  # a loop that is silent for longer is worth a line on the page
 _STATES = 10
@@ -62,7 +76,8 @@ class LiveFeed(Feed):
         self._few_files = state.few_files
         self._clock = clock
         state.metrics.observer = self._recorder = Recorder(clock)
-        self._name = socket.gethostname()
+        self._name, self._release = socket.gethostname(), release()
+        self._started_s = clock()
         self._loop = asyncio.get_running_loop()
         self._busy = BusyShare()
         self._states: deque[tuple[bool, bool]] = deque(maxlen=_STATES)
@@ -79,31 +94,62 @@ class LiveFeed(Feed):
     def read(self, *, full: bool) -> tuple[object, object]:
         """The state now; while the event loop does not run, only for how long."""
         asked_s = self._clock()
-        answer: Future[tuple[object, object]] = Future()
-
-        def read_here() -> None:
-            if answer.set_running_or_notify_cancel():
-                try:
-                    answer.set_result(self.read_on_loop(full=full))
-                except Exception as error:  # noqa: BLE001 - it is raised on the thread that asks
-                    answer.set_exception(error)
-
-        self._loop.call_soon_threadsafe(read_here)
         try:
-            event = answer.result(_TIMEOUT_S)
+            event = self._on_loop(lambda: self.read_on_loop(full=full))
         except TimeoutError:
-            answer.cancel()
             self._silent_since_s = asked_s if self._silent_since_s is None else self._silent_since_s
             return {"silent_s": self._clock() - self._silent_since_s}, None
         self._silent_since_s = None
         return event
 
+    @override
+    def snapshot(self) -> Mapping[str, object] | None:
+        """The whole state for a page that is loaded; None while the event loop does not run."""
+        try:
+            return self._on_loop(self.snapshot_on_loop)
+        except TimeoutError:
+            return None
+
+    def _on_loop(self, read: Callable[[], T]) -> T:
+        """What it reads on the event loop. Raises TimeoutError."""
+        answer: Future[T] = Future()
+
+        def read_here() -> None:
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(read())
+                except Exception as error:  # noqa: BLE001 - it is raised on the thread that asks
+                    answer.set_exception(error)
+
+        self._loop.call_soon_threadsafe(read_here)
+        try:
+            return answer.result(_TIMEOUT_S)
+        finally:
+            answer.cancel()
+
     # On the event loop.
 
     def read_on_loop(self, *, full: bool) -> tuple[object, object]:
+        event = self._look(self._clock())
+        event["point"] = self._history[-1]
+        steps = self._steps(self._looked_s, new_only=True)
+        new, all_of_it = self._recorder.take_new(), self._all_of(event) if full else None
+        return {**event, "batches": new, "steps": steps}, all_of_it
+
+    def snapshot_on_loop(self) -> Mapping[str, object]:
+        """The whole state; what is new stays new for those who look already."""
         now_s = self._clock()
-        recorder = self._recorder
-        recorder.look()
+        is_watched = now_s - self._looked_s <= LOOKS_S and self._has_rates
+        event = self._event(now_s) if is_watched else self._look(now_s)
+        return {**self._all_of(event), "has_rates": self._has_rates}
+
+    @property
+    def _has_rates(self) -> bool:
+        return bool(self._history) and self._history[-1]["answered"] is not None
+
+    def _look(self, now_s: float) -> dict[str, Any]:
+        """Somebody looks: take one more point."""
+        self._recorder.look()
         if now_s - self._looked_s > KEPT_S:
             self._points.forget()
             self._history.clear()
@@ -111,15 +157,12 @@ class LiveFeed(Feed):
             self._busy = BusyShare()
         self._looked_s = now_s
         event = self._event(now_s)
-        event["point"] = self._points.take(now_s)
-        self._history.append(event["point"])
-        new = recorder.take_new()
-        steps = self._steps(now_s, new_only=True)
-        all_of_it = None
-        if full:
-            kept, all_steps = recorder.kept(), self._steps(now_s, new_only=False)
-            all_of_it = {**event, "batches": kept, "steps": all_steps, "history": list(self._history)}
-        return {**event, "batches": new, "steps": steps}, all_of_it
+        self._history.append(self._points.take(now_s))
+        return event
+
+    def _all_of(self, event: Mapping[str, Any]) -> Mapping[str, Any]:
+        kept, steps = self._recorder.kept(), self._steps(self._looked_s, new_only=False)
+        return {**event, "batches": kept, "steps": steps, "history": list(self._history)}
 
     def _event(self, now_s: float) -> dict[str, Any]:
         self._number += 1
@@ -130,30 +173,38 @@ class LiveFeed(Feed):
             for target, why in self._troubles()
             if why
         ]
-        partitions = self._partitions()
+        backlogs, lanes = self._backlogs(), self._lanes(troubles)
+        latency = Latency(self._slo_s, self._is_slow())
+        slow = {lane["name"]: lane["scale"] for lane in lanes if lane.get("scale", 0.0) >= SLOW}
         found = [
-            *server_problems(troubles, scaling),
+            *server_problems(troubles, scaling, slow, pressed=work.is_saturated or latency.late),
             *other_problems(
                 self._points.recent(),
-                sum(each[-1] for each in partitions),
+                latency,
                 away=self._away(),
-                slow=self._is_slow(),
                 few_files=self._few_files,
-                outranked={each.topic for each in self._backlogs() if each.outranked},
+                outranked={each.topic for each in backlogs if each.outranked},
             ),
+            *back_pressure(backlogs),
         ]
+        held, background, computing = most_tokens(self._models)
+        partitions = self._partitions(backlogs)
         return {
             "number": self._number,
             "now": now_s,
             "name": self._name,
+            "release": self._release,
+            "up_s": now_s - self._started_s,
             "version": live_page().version,
             "slo_s": self._slo_s,
-            "lanes": self._lanes(troubles),
-            "partitions": partitions if self._has_brokers else None,
+            "lanes": lanes,
+            "partitions": partitions[:_MOST_PARTITIONS] if self._has_brokers else None,
+            "left": [sum(row[place] for row in partitions) for place in (2, 3)],
             "scaling": [{**asdict(each), "missing": each.missing} for each in scaling],
             "work": [["queue", work.queued], ["model servers", work.computing], ["completion", work.completing]],
-            "bottleneck": bottleneck(work, scaling),
-            "problems": [[each.text, anchor(each.runbook)] for each in found],
+            "most": {"held": held, "background": background, "computing": computing},
+            "bottleneck": bottleneck(work, scaling, latency),
+            "problems": [[each.text, anchor(each.runbook), each.severity.value] for each in found],
         }
 
     def _work(self, now_s: float) -> Work:
@@ -247,7 +298,7 @@ class LiveFeed(Feed):
             demand.pending_requests,
         )
 
-    def _partitions(self) -> list[tuple[str, int | str, int, float, int, bool]]:
+    def _partitions(self, backlogs: Sequence[Backlog]) -> list[tuple[str, int | str, int, float, int, bool]]:
         """Topic, number, lag in records and tokens, uncommitted span, whether it is paused: the longest lags first."""
         rows = [
             (
@@ -258,7 +309,7 @@ class LiveFeed(Feed):
                 each.uncommitted_span,
                 each.paused,
             )
-            for each in self._backlogs()
+            for each in backlogs
         ]
         rows.sort(key=lambda row: (-row[2], row[0], str(row[1])))
-        return rows[:_MOST_PARTITIONS]
+        return rows

@@ -15,7 +15,7 @@ from aggregator.observability.metrics import Totals
 from aggregator.reports.state import AggregatorState
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.work_item import Priority
-from aggregator.wings.page.recorder import KEPT_S, Recorder, Waits
+from aggregator.wings.page.recorder import KEPT_S, LOOKS_S, Recorder, Waits
 from aggregator.wings.page.viewers import EVERY_S
 
 POINTS = int(KEPT_S / EVERY_S)
@@ -54,27 +54,24 @@ class Points:
 
     def take(self, now_s: float) -> Mapping[str, object]:
         recent = self._recorder.take()
+        if self._readings and now_s - self._readings[-1].now_s > LOOKS_S:
+            for parts in (self._latencies, self._waits, self._first_tokens):
+                parts.clear()
         self._latencies.append(recent.latencies_s)
         self._waits.append(recent.waits)
         self._first_tokens.append(recent.first_tokens_s)
         arrived_queries, arrived_tokens = self._meter.totals()
         answered_tokens = sum(model.admission.released for model in self._models)
         reading = _Reading(now_s, arrived_queries, arrived_tokens, answered_tokens, self._metrics.totals())
-        before = self._readings[-1] if self._readings else reading
+        before = self._readings[-1] if self._readings else None
         self._readings.append(reading)
-        span_s = max(now_s - before.now_s, 1e-9)
         queued, oldest_s = self._queue(now_s)
         return {
             "t": now_s,
             "queued": queued,
             "oldest_s": oldest_s,
-            "arrived": (arrived_queries - before.arrived_queries) / span_s,
-            "arrived_tokens": (arrived_tokens - before.arrived_tokens) / span_s,
-            "answered": (reading.totals.answered - before.totals.answered) / span_s,
-            "answered_tokens": (answered_tokens - before.answered_tokens) / span_s,
-            "refused": (reading.totals.refused - before.totals.refused) / span_s,
-            "expired": (reading.totals.expired - before.totals.expired) / span_s,
-            "coalesced": (reading.totals.coalesced - before.totals.coalesced) / span_s,
+            **_rates(before, reading),
+            "answered": _rate(recent.answered_queries, before, reading),
             "latency": self._latency(),
             "generation": self._generation(now_s),
         }
@@ -138,6 +135,26 @@ class Points:
         }
 
 
+def _rates(before: _Reading | None, now: _Reading) -> Mapping[str, float | None]:
+    """Per second: queries and tokens that arrived, tokens answered, calls refused, queries expired and coalesced."""
+    old = before or now
+    return {
+        "arrived": _rate(now.arrived_queries - old.arrived_queries, before, now),
+        "arrived_tokens": _rate(now.arrived_tokens - old.arrived_tokens, before, now),
+        "answered_tokens": _rate(now.answered_tokens - old.answered_tokens, before, now),
+        "refused": _rate(now.totals.refused - old.totals.refused, before, now),
+        "expired": _rate(now.totals.expired - old.totals.expired, before, now),
+        "coalesced": _rate(now.totals.coalesced - old.totals.coalesced, before, now),
+    }
+
+
+def _rate(rise: float, before: _Reading | None, now: _Reading) -> float | None:
+    """A rise per second; None where nobody looked for longer than the recorder listens."""
+    if before is None or not 0.0 < now.now_s - before.now_s <= LOOKS_S:
+        return None
+    return rise / (now.now_s - before.now_s)
+
+
 def generating(models: Models) -> Iterator[tuple[GeneratingReplica, ModelServer]]:
     for model_revision in models.in_service():
         for name, replica in model_revision.dispatcher.replicas.items():
@@ -160,6 +177,21 @@ def tokens_by_place(models: Models) -> tuple[int, int, int]:
         else:
             completing += max(0, held)
     return queued, computing, completing
+
+
+def most_tokens(models: Models) -> tuple[int, int, int]:
+    """The tokens that may be held, those from which background records wait, and those that fit the model servers.
+
+    A server takes a batch that runs and one behind it; one that generates takes what its KV cache holds.
+    """
+    held = sum(model.admission.limit for model in models)
+    background = sum(int(model.admission.intake_limit(Priority.BACKGROUND)) for model in models)
+    computing = 0
+    for model in models:
+        for model_revision in model.revisions:
+            for replica in model_revision.dispatcher.replicas.values():
+                computing += replica.kv_tokens if isinstance(replica, GeneratingReplica) else 2 * replica.largest
+    return held, background, computing
 
 
 def is_saturated(models: Models, now_s: float) -> bool:

@@ -28,7 +28,7 @@ MOST_BATCHES = 512
 """Batches that are kept of each model server."""
 MOST_REPLICAS = 256  # pods come and go under new addresses: bounds the memory
 _MOST_NEW = 8192  # batches between two looks of the page, half a second apart
-_LOOKS_S = 2.0
+LOOKS_S = 2.0
 """Latencies are kept while somebody looks at least this often."""
 _SAMPLED = 8
 """Queries of a batch whose waiting time is read."""
@@ -64,11 +64,12 @@ class Waits(NamedTuple):
 
 
 class Recent(NamedTuple):
-    """Latencies of answers and samples of waits by source, and times to the first token."""
+    """Latencies of answers and samples of waits by source, times to the first token; the number of answered queries."""
 
     latencies_s: Mapping[str, npt.NDArray[np.float64]]
     waits: Mapping[str, Sequence[Waits]]
     first_tokens_s: Sequence[float]
+    answered_queries: int
 
 
 class Recorder(Observer):
@@ -82,6 +83,7 @@ class Recorder(Observer):
         self._latencies: dict[str, list[npt.NDArray[np.float64]]] = {}
         self._waits: dict[str, list[Waits]] = {}
         self._first_tokens: list[float] = []
+        self._answered_queries = 0
 
     def look(self) -> None:
         """Somebody looks: record for a minute more. Older events are forgotten."""
@@ -91,7 +93,7 @@ class Recorder(Observer):
             self._new.clear()
         if now_s >= self._looks_until_s:
             self.take()
-        self._until_s, self._looks_until_s = now_s + KEPT_S, now_s + _LOOKS_S
+        self._until_s, self._looks_until_s = now_s + KEPT_S, now_s + LOOKS_S
 
     @override
     def batch_done(self, batch: Batch, task: Task, report: StepReport, now_s: float) -> None:
@@ -118,8 +120,9 @@ class Recorder(Observer):
         self._add(batch, task, report, now_s, code.name)
 
     @override
-    def answered(self, source: str, latencies_s: Sequence[float]) -> None:
+    def answered(self, source: str, latencies_s: Sequence[float], queries: int) -> None:
         if self._clock() < self._looks_until_s:
+            self._answered_queries += queries
             self._latencies.setdefault(source, []).append(np.array(latencies_s, np.float64))
 
     def take_new(self) -> list[BatchRecord]:
@@ -135,8 +138,8 @@ class Recorder(Observer):
     def take(self) -> Recent:
         """The events since the last call."""
         latencies = {source: np.concatenate(parts) for source, parts in self._latencies.items()}
-        recent = Recent(latencies, self._waits, self._first_tokens)
-        self._latencies, self._waits, self._first_tokens = {}, {}, []
+        recent = Recent(latencies, self._waits, self._first_tokens, self._answered_queries)
+        self._latencies, self._waits, self._first_tokens, self._answered_queries = {}, {}, [], 0
         return recent
 
     def _add(self, batch: Batch, task: Task, report: StepReport, now_s: float, code: str) -> None:

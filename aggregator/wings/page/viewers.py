@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -24,6 +25,10 @@ class Feed(Protocol):
 
     def read(self, *, full: bool) -> tuple[object, object]:
         """The events since the last call; and, if `full`, the whole state for a new viewer, else None."""
+        ...
+
+    def snapshot(self) -> Mapping[str, object] | None:
+        """The whole state for a page that is loaded, and whether it `has_rates`; None where it cannot be read now."""
         ...
 
 

@@ -2,14 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, StrEnum
 from math import ceil
 
 from aggregator.observability.metrics import Totals
+from aggregator.request.request import Backlog
 
 _MOST = 0.8
 """A state that holds for this share of the time, or holds this share of the tokens, is the bottleneck."""
+SLOW = 2.0
+"""A server that runs so many times slower than the curve that it measured is named; noise stays well below."""
+
+
+class Runbook(StrEnum):
+    """The headings of docs/runbook.md that a problem leads to."""
+
+    NO_MODEL_SERVER = "TokenbatchNoModelServer"
+    MODEL_SERVER = "A model server dies, hangs or is slow"
+    REPLICAS_SHORT = "TokenbatchReplicasShort"
+    BROKER = "No broker answers"
+    BACK_PRESSURE = "Partitions wait for the queue"
+    LAG = "TokenbatchLagGrows"
+    SLOW = "TokenbatchSlow"
+    RECORDS_LOST = "TokenbatchRecordsLost"
+    DEAD_LETTERS = "TokenbatchDeadLetters"
+    OVERLOAD = "The load exceeds the capacity"
+    ERRORS = "TokenbatchErrors"
+    COMMITS = "TokenbatchCommitsFail"
+    CLOCKS = "TokenbatchClockSkew"
+
+
+def anchor(heading: str) -> str:
+    """A heading, as links name it."""
+    return "".join(each for each in heading.lower() if each.isalnum() or each in "_ -").replace(" ", "-")
+
+
+class Severity(Enum):
+    """Whether somebody has to do something about it now."""
+
+    PROBLEM = "problem"
+    NOTICE = "notice"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,89 +80,132 @@ class Work:
     paused: float
     core: float
 
+    @property
+    def is_saturated(self) -> bool:
+        return self.saturated >= _MOST
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """The target for answers (`sla.latency_s`, None without one), and whether they come later than it."""
+
+    target_s: float | None
+    late: bool
+
+    @property
+    def words(self) -> str:
+        """Whether calls are served as promised."""
+        if self.target_s is None:
+            return "Nothing is held up"
+        return f"Calls are {'late' if self.late else 'on time'}"
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A sentence, and the heading of docs/runbook.md that says what to do."""
+    """A sentence, the section of the runbook that says what to do, and how urgent that is."""
 
     text: str
-    runbook: str
+    runbook: Runbook
+    severity: Severity = Severity.PROBLEM
 
 
-def bottleneck(work: Work, scaling: Sequence[Scaling]) -> str:
+def bottleneck(work: Work, scaling: Sequence[Scaling], latency: Latency) -> str:
     if not any(each.serving for each in scaling):
         return "No model server is available: everything waits for the first one."
     short = max(scaling, key=lambda each: each.missing)
-    if work.saturated >= _MOST:
+    model = f" ({short.model})" if len(scaling) > 1 else ""
+    if work.is_saturated:
         if short.missing:
-            more = f"{short.missing} more would hold the target" + (f" ({short.model})" if len(scaling) > 1 else "")
-            return f"Model servers are saturated: {more}."
-        return "Model servers are busy, and those that serve hold the target."
+            return f"Model servers are saturated: {short.missing} more would keep up with the load{model}."
+        return "Model servers are busy, and those that serve keep up with the load."
     if work.core >= _MOST:
         return "This aggregator's core is saturated: one more aggregator would share the work."
     if work.completing > _MOST * (work.queued + work.computing + work.completing):
         return "Replies wait for the broker's acknowledgement, or for callers that read slowly."
     if work.paused >= _MOST:
-        return "Intake is paused: the requests in flight fill the limits."
-    return "Nothing is held up."
+        return "Intake waits: the requests in flight fill the limit."
+    if short.missing:
+        servers = "one model server is" if short.missing == 1 else f"{short.missing} model servers are"
+        return f"{latency.words}; {servers} missing{model}."
+    return f"{latency.words}."
 
 
-def server_problems(troubles: Sequence[tuple[str, str, str]], scaling: Sequence[Scaling]) -> Iterator[Problem]:
-    """Model servers that are missing. `troubles`: address, model and reason of each that is not used."""
+def server_problems(
+    troubles: Sequence[tuple[str, str, str]],
+    scaling: Sequence[Scaling],
+    slow: Mapping[str, float],
+    *,
+    pressed: bool,
+) -> Iterator[Problem]:
+    """Model servers that are missing or slow. `troubles`: address, model and reason of each that is not used.
+
+    `slow`: how many times slower than its curve each slow one runs. `pressed`: servers are saturated, or answers late.
+    """
     for each in scaling:
         if not each.serving:
-            waits = f", and {each.pending} requests wait" if each.pending else ""
-            yield Problem(f"{each.model} has no model server{waits}.", "TokenbatchNoModelServer")
+            waits = f", and {_count(each.pending, 'request')} {_verb(each.pending)}" if each.pending else ""
+            yield Problem(f"{each.model} has no model server{waits}.", Runbook.NO_MODEL_SERVER)
     for address, model, reason in troubles:
         text = f"Model server {address} of {model} is not used: {reason.rstrip('.')}."
-        yield Problem(text, "A model server dies, hangs or is slow")
+        yield Problem(text, Runbook.MODEL_SERVER)
+    for address, factor in slow.items():
+        text = f"Model server {address} computes {factor:.1f} times as long as it measured at its start."
+        yield Problem(text, Runbook.MODEL_SERVER)
     for each in scaling:
         if each.missing and each.serving:
-            required = each.serving + each.missing
-            servers = "model server" if required == 1 else "model servers"
-            text = f"{each.model} requires {required} {servers} and has {each.serving}."
-            yield Problem(text, "TokenbatchReplicasShort")
+            required = _count(each.serving + each.missing, "model server")
+            severity = Severity.PROBLEM if pressed else Severity.NOTICE
+            text = f"{each.model} requires {required} and has {each.serving}."
+            yield Problem(text, Runbook.REPLICAS_SHORT, severity)
+
+
+def back_pressure(backlogs: Sequence[Backlog]) -> Iterator[Problem]:
+    """Partitions that wait until the queue has room: so memory stays bounded, and it is no fault."""
+    paused = [each for each in backlogs if each.paused]
+    if paused:
+        names = " and ".join(sorted({each.source.title() for each in paused}))
+        waiting = f"{len(paused)} of {_count(len(backlogs), 'partition')} {_verb(len(paused))}"
+        text = f"{names}: read as fast as the queue empties ({waiting}). Nothing to do for a bulk job."
+        yield Problem(text, Runbook.BACK_PRESSURE, Severity.NOTICE)
 
 
 def other_problems(
     recent: Totals,
-    paused: int,
+    latency: Latency,
     *,
     away: Sequence[str],
-    slow: bool,
     few_files: str = "",
     outranked: Collection[str] = (),
 ) -> Iterator[Problem]:
-    """Further troubles. `recent`: counts of the last minute. `slow`: answers are later than the latency target.
+    """Further troubles. `recent`: counts of the last minute.
 
     `outranked`: topics whose urgent records may wait behind less urgent ones.
     """
     for sentence in away:
-        yield Problem(f"{sentence}.", "No broker answers")
-    minute = "in the last minute"
-    for count, text, runbook in (
-        (paused, f"{paused} partitions are paused", "TokenbatchLagGrows"),
-        (
-            outranked,
-            f"Urgent records of {', '.join(sorted(outranked))} wait behind less urgent ones of the same topic",
-            "TokenbatchLagGrows",
-        ),
-        (slow, "Answers are later than the latency target", "TokenbatchSlow"),
-        (recent.lost, f"{recent.lost:,.0f} records were lost {minute}", "TokenbatchRecordsLost"),
-        (
-            recent.dead_letters,
-            f"{recent.dead_letters:,.0f} dead letters came {minute}",
-            "TokenbatchDeadLetters",
-        ),
-        (recent.refused, f"{recent.refused:,.0f} calls were refused {minute}", "The load exceeds the capacity"),
-        (recent.expired, f"{recent.expired:,.0f} queries expired {minute}", "TokenbatchErrors"),
-        (recent.commit_failures, f"{recent.commit_failures:,.0f} commits failed {minute}", "TokenbatchCommitsFail"),
-        (recent.ahead, f"{recent.ahead:,.0f} records were from the future {minute}", "TokenbatchClockSkew"),
-        (few_files, few_files, "The load exceeds the capacity"),
+        yield Problem(f"{sentence}.", Runbook.BROKER)
+    if outranked:
+        topics = ", ".join(sorted(outranked))
+        yield Problem(f"Urgent records of {topics} wait behind less urgent ones of the same topic.", Runbook.LAG)
+    if latency.late and latency.target_s is not None:
+        yield Problem(f"Answers are later than {latency.target_s:g} s, the target (sla.latency_s).", Runbook.SLOW)
+    for count, noun, plural, verb, runbook in (
+        (recent.lost, "record", "", "lost", Runbook.RECORDS_LOST),
+        (recent.dead_letters, "dead letter", "", "written", Runbook.DEAD_LETTERS),
+        (recent.refused, "call", "", "refused", Runbook.OVERLOAD),
+        (recent.expired, "query", "queries", "too late to be answered", Runbook.ERRORS),
+        (recent.commit_failures, "commit", "", "refused", Runbook.COMMITS),
+        (recent.ahead, "record", "", "from the future", Runbook.CLOCKS),
     ):
         if count:
-            yield Problem(f"{text}.", runbook)
+            was = "was" if count == 1 else "were"
+            yield Problem(f"{_count(count, noun, plural)} {was} {verb} in the last minute.", runbook)
+    if few_files:
+        yield Problem(f"{few_files}.", Runbook.OVERLOAD)
 
 
-def anchor(heading: str) -> str:
-    return "".join(each for each in heading.lower() if each.isalnum() or each in "_ -").replace(" ", "-")
+def _count(number: float, noun: str, plural: str = "") -> str:
+    return f"{number:,.0f} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _verb(number: float) -> str:
+    return "waits" if number == 1 else "wait"

@@ -8,18 +8,18 @@ import re
 import socket
 import threading
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, Self
 
 import pytest
 from typing_extensions import override
 
-from aggregator.wings.page import viewers, words
+from aggregator.wings.page import viewers
 from aggregator.wings.page.pages import LivePages
 from aggregator.wings.page.viewers import Feed
+from aggregator.wings.page.words import Runbook, anchor
 from k8s.pod import telemetry
 from k8s.pod.http.connections import TIMEOUT_S, State
 from k8s.pod.telemetry import Telemetry, TelemetrySettings
@@ -35,6 +35,7 @@ class Counting(Feed):
         self.read_once = threading.Event()
         self.size = 1
         self.full: list[bool] = []
+        self.has_rates = [True, False]
 
     def rests(self) -> bool:
         """Whether it is read no more: not once in the time of ten events."""
@@ -43,6 +44,10 @@ class Counting(Feed):
             if not self.read_once.wait(0.2):
                 return True
         return False
+
+    @override
+    def snapshot(self) -> Mapping[str, object] | None:
+        return {"has_rates": self.has_rates.pop(), "text": "</script>"} if self.has_rates else None
 
     @override
     def read(self, *, full: bool) -> tuple[object, object]:
@@ -111,20 +116,31 @@ def test_the_page_is_one_file_that_may_load_nothing_from_elsewhere(started: Tele
     policy = response.headers["Content-Security-Policy"]
     assert response.status == 200
     assert "default-src 'none'; connect-src 'self'" in policy
-    assert not re.findall(r'(?:src|href)="(?!data:)', text.split("<script>")[0])
+    assert not re.findall(r'(?:src|href)="(?!data:)', text.split("<script")[0])
     for part in re.findall(r"<(?:script|style)>(.*?)</(?:script|style)>", text, re.DOTALL):
         assert f"'sha256-{b64encode(sha256(part.encode()).digest()).decode()}'" in policy
     assert "uPlot" in text
 
 
-def test_every_problem_leads_to_a_heading_of_the_runbook(started: Telemetry) -> None:
+def test_the_page_comes_with_the_state_and_with_rates(started: Telemetry) -> None:
+    """Also without a script that asks for it; of two looks, of which the first has no differences."""
+    (state,) = re.findall(r'<script type="application/json" id="first">(.*?)</script>', get(started, "/")[1].decode())
+    assert json.loads(state) == {"has_rates": True, "text": "</script>"}
+    (silent,) = re.findall(r'id="first">(.*?)</script>', get(started, "/")[1].decode())
+    assert silent == "null"
+
+
+def test_the_runbook_is_rendered_with_contents_and_links_that_work(started: Telemetry) -> None:
     response, body = get(started, "/runbook")
     assert response.status == 200
-    anchors = set(re.findall(r'id="([^"]+)"', body.decode()))
-    source = Path(words.__file__).read_text(encoding="utf-8")
-    headings = re.findall(r'"(Tokenbatch\w+|No broker answers|A model server dies.*?|The load exceeds.*?)"', source)
-    assert len(headings) > 10
-    assert {words.anchor(heading) for heading in headings} <= anchors
+    text = body.decode()
+    assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+    anchors = set(re.findall(r'id="([^"]+)"', text))
+    assert {anchor(heading) for heading in Runbook} <= anchors
+    links = re.findall(r'href="([^"]+)"', text)
+    assert set(links) - {"./", "data:,"} == {f"#{each}" for each in anchors}, "contents name each heading"
+    assert not re.search(r"^#+ |\]\(", text, re.MULTILINE), "Markdown is left"
+    assert "<table>" in text
 
 
 def test_a_viewer_gets_everything_first_and_then_what_is_new(started: Telemetry) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -71,14 +72,127 @@ def test_every_plot_has_its_values_as_a_table(stack: Stack, browser: Browser) ->
     browser.until("return state.points.length > 3 && plots.has('tokentimes')")
     browser.run("for (const details of document.querySelectorAll('details')) details.open = true")
     browser.until(
-        "return [...document.querySelectorAll('figure details table')].every((table) => table.rows.length > 1)"
+        "return [...document.querySelectorAll('figure:not(.idle) details table')].every((table) => table.rows.length > 1)"
     )
-    assert browser.run("return document.querySelectorAll('figure details table').length") == 11
-    assert browser.run("return find('strip').innerText.match(/tokens, /g).length") == 3
+    assert browser.run("return document.querySelectorAll('figure details table').length") == 12
     titles = "return [...document.querySelectorAll('#batches th')].map((cell) => cell.textContent)"
-    assert browser.run(titles)[:4] == ["server", "task", "ended", "step"]
-    assert "embed.requests.v1" in browser.run("return find('partitions').innerText")
+    assert browser.run(titles)[:4] == ["server", "fill", "step", "tokens"]
+    assert "embed.requests.v1/0" in browser.run("return find('partitions').innerText")
     assert stack.servers[0].model in browser.run("return find('scaling').innerText")
+
+
+def test_a_page_that_hears_nothing_yet_shows_data(stack: Stack, browser: Browser) -> None:
+    """As a screenshot of a page that has just been loaded does."""
+    deaf = "window.EventSource = class { close() {} }"
+    added = browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": deaf})
+    try:
+        browser.open(stack.page)
+        assert browser.run("return find('lanes').children.length") == 3
+        assert browser.run("return find('number-rate').textContent") != "–"
+        assert browser.run("return find('scaling').rows.length") == 3
+    finally:
+        browser.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
+
+def test_four_numbers_stand_on_top_with_name_version_and_uptime(stack: Stack, browser: Browser) -> None:
+    browser.open(stack.page)
+    browser.until("return [...document.querySelectorAll('#numbers dt + dd')].every((dd) => /\\d/.test(dd.textContent))")
+    titles = browser.run("return [...document.querySelectorAll('#numbers dt')].map((dt) => dt.textContent)")
+    assert titles == ["questions/s", "p99", "fill of the batches", "waiting, tokens"]
+    assert browser.run("return /^.+, version .+, up for \\d/.test(find('name').textContent)")
+    tops = "return ['numbers', 'strip', 'lanes', 'plots'].map((id) => find(id).getBoundingClientRect().top)"
+    assert browser.run(tops) == sorted(browser.run(tops))
+
+
+def test_time_in_which_nobody_looked_is_left_out_of_the_plots(stack: Stack, browser: Browser) -> None:
+    browser.open(stack.page)
+    browser.until("return state.points.length > 3")
+    browser.driver.get("about:blank")
+    time.sleep(3)  # longer than the gap that is drawn as one
+    browser.open(stack.page)
+    browser.until("return state.event.number > 0 && state.points.length > 8")
+    row = browser.run("return plots.get('tokens').plot.data[1]")
+    gaps = [place for place, value in enumerate(row) if value is None and 0 < place < len(row) - 1]
+    assert gaps, row
+    xs = browser.run("return plots.get('tokens').plot.data[0]")
+    assert any(xs[place + 1] - xs[place - 1] > 2 for place in gaps)
+
+
+def shown(browser: Browser, change: str) -> None:
+    """Show an event that a script has changed, and no other."""
+    browser.run("if (!state.paused) pause()")
+    browser.run(f"const event = structuredClone(state.event); {change}; show(event)")
+
+
+def test_bars_are_shares_of_what_fits_with_the_mark_of_background_records(stack: Stack, browser: Browser) -> None:
+    browser.open(stack.page)
+    tokens = '[["queue", 250], ["model servers", 100], ["completion", 50]]'
+    shown(browser, f"event.most = {{ held: 1000, background: 500, computing: 400 }}; event.work = {tokens}")
+    widths = "return [...document.querySelectorAll('.gauge i')].map((bar) => bar.style.width)"
+    assert browser.run(widths) == ["25%", "10%", "5%", "25%"]
+    assert browser.run("return document.querySelector('.gauge em').style.left") == "50%"
+    assert browser.run("return find('text-held').textContent").startswith("400 of 1000 tokens, 40 %: 250 in the queue")
+    assert browser.run("return find('gauge-held').classList.contains('over')") is False
+    browser.run("pause()")
+
+
+def test_a_slow_server_is_named_in_its_lane_and_has_a_colour_of_its_own(stack: Stack, browser: Browser) -> None:
+    browser.open(stack.page)
+    browser.until(f"return (function() {{ {BARS} }})() > 20")
+    shown(browser, "event.lanes.find((lane) => lane.curve).scale = 4.04")
+    words = browser.run(
+        "return [...document.querySelectorAll('.slow')].filter((e) => !e.hidden).map((e) => e.textContent)"
+    )
+    assert words == ["4.0 times slower than measured"]
+    strokes = browser.run("return plots.get('curve').plot.series.slice(2).map((series) => series.stroke())")
+    dots = "return [...document.querySelectorAll('.dot')].map((dot) => getComputedStyle(dot).backgroundColor)"
+    assert len(strokes) == len(set(strokes)) == 2
+    assert len(set(browser.run(dots))) == 3
+    browser.run("pause()")
+
+
+def test_a_notice_is_no_problem_and_leads_to_its_section(stack: Stack, browser: Browser) -> None:
+    browser.open(stack.page)
+    shown(browser, "event.problems = [['Kafka is read.', 'partitions-wait-for-the-queue', 'notice']]")
+    assert browser.run("return find('wrong').hidden && !find('notices').hidden")
+    link = browser.driver.find_element(By.CSS_SELECTOR, "#notices a").get_attribute("href")
+    browser.run("pause()")
+    assert link is not None
+    browser.driver.get(link)
+    section = "return document.getElementById('partitions-wait-for-the-queue').getBoundingClientRect().top"
+    assert 0 <= browser.run(section) < 200
+
+
+def test_plots_without_values_are_folded_into_a_line(stack: Stack, browser: Browser) -> None:
+    browser.open(stack.page)
+    browser.until("return state.points.length > 3")
+    shown(browser, "for (const point of state.points) { point.refused = point.expired = 0 }")
+    assert browser.run("return getComputedStyle(find('losses')).display") == "none"
+    assert "Calls refused and queries expired" in browser.run("return find('idle').textContent")
+    assert browser.run("return getComputedStyle(find('tokens')).display") != "none"
+    browser.run("pause()")
+
+
+def test_callers_of_milliseconds_are_told_from_records_of_half_a_minute(stack: Stack, browser: Browser) -> None:
+    browser.open(stack.page)
+    browser.until("return state.points.length > 3")
+    latency = "{ grpc: [9, 0.05, 0.2, 0, 0, 0, 0], kafka: [9, 20, 28, 0, 0, 0, 0] }"
+    shown(browser, f"for (const point of state.points) point.latency = {latency}")
+    plot = "const plot = plots.get('latency').plot; return"
+    apart = f"{plot} (plot.valToPos(0.05, 'y') - plot.valToPos(28, 'y')) / plot.over.clientHeight"
+    assert browser.run(apart) > 0.5
+    drawn = f"{plot} plot.series.slice(1, 3).map((series) => [series.width, !!series.dash])"
+    assert browser.run(drawn) == [[1, True], [2, False]], "p50 and p99"
+    browser.run("pause()")
+
+
+def test_what_is_left_is_said_with_the_time_that_it_takes(stack: Stack, browser: Browser) -> None:
+    browser.open(stack.page)
+    browser.until("return state.points.length > 3")
+    shown(browser, "for (const point of state.points) point.answered_tokens = 100; event.left = [2000, 15700]")
+    text = browser.run("return find('left').textContent")
+    assert text == "2000 records of about 16 k tokens left: about 2 min 37 s at the rate of the last 10 s."
+    browser.run("pause()")
 
 
 def test_the_steps_of_a_mixed_server_are_coloured_by_task(stack: Stack, browser: Browser) -> None:
@@ -133,7 +247,7 @@ def test_it_connects_again_when_the_aggregator_restarts(stack: Stack, browser: B
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1600])
+@pytest.mark.parametrize("width", [360, 1280, 1920])
 def test_it_fits_and_axe_finds_no_serious_fault(
     width: int, scheme: str, stack: Stack, browser: Browser, axe: str
 ) -> None:

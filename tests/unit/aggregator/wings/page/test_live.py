@@ -94,13 +94,13 @@ async def test_the_queue_is_shown_by_class_and_the_rates_by_source() -> None:
         engine.gate.set()
         await asyncio.sleep(0.5)
         point = looker.look()["point"]
-        assert point["answered"] == pytest.approx(6.0, rel=0.05)
+        assert point["answered"] == pytest.approx(6.0, rel=0.05)  # queries, as those that arrive
         assert point["answered_tokens"] == pytest.approx(32.0, rel=0.05)
         assert point["queued"] == [0, 0, 0]
 
 
 @in_virtual_time
-async def test_kafka_is_shown_by_partition_and_a_paused_one_is_a_problem() -> None:
+async def test_kafka_is_shown_by_partition_and_a_paused_one_is_noted() -> None:
     async with FakedPipeline(new_engine()).started() as faked:
         faked.produce(faked.request("1 2 3", source=KAFKA))
         await asyncio.sleep(0.01)
@@ -108,7 +108,9 @@ async def test_kafka_is_shown_by_partition_and_a_paused_one_is_a_problem() -> No
     tokens = 7 * faked.pipeline.meter.tokens_per_record(MODEL)
     assert tokens >= 7 * 3
     assert event["partitions"] == [["t", 3, 7, tokens, 2, True], ["t", 4, 0, 0.0, 0, False]]
-    assert ["1 partitions are paused.", "tokenbatchlaggrows"] in event["problems"]
+    assert event["left"] == [7, tokens]
+    waits = "Kafka: read as fast as the queue empties (1 of 2 partitions waits). Nothing to do for a bulk job."
+    assert [waits, "partitions-wait-for-the-queue", "notice"] in event["problems"]
 
 
 @in_virtual_time
@@ -130,7 +132,9 @@ async def test_the_formula_is_shown_in_its_terms_and_names_missing_servers() -> 
         required = (terms["arriving_tokens_per_s"] + backlog) / terms["pod_tokens_per_s"] / UTILISATION
         assert terms["required"] == pytest.approx(required)
         assert terms["missing"] > 1
-        assert event["bottleneck"] == f"Model servers are saturated: {terms['missing']} more would hold the target."
+        assert (
+            event["bottleneck"] == f"Model servers are saturated: {terms['missing']} more would keep up with the load."
+        )
 
 
 @in_virtual_time
@@ -138,7 +142,9 @@ async def test_tokens_are_shown_in_the_queue_at_the_servers_and_in_completion() 
     engine = new_engine()
     async with FakedPipeline(engine).started() as faked:
         looker = Looker(faked)
-        assert looker.look()["work"] == [["queue", 0], ["model servers", 0], ["completion", 0]]
+        event = looker.look()
+        assert event["work"] == [["queue", 0], ["model servers", 0], ["completion", 0]]
+        assert event["most"] == {"held": 10_000, "background": 5_000, "computing": 2 * 100}
         engine.gate.clear()
         await faked.occupy()
         call = asyncio.create_task(faked.embed("9 9 9"))
@@ -149,6 +155,50 @@ async def test_tokens_are_shown_in_the_queue_at_the_servers_and_in_completion() 
         engine.gate.set()
         await call
         assert looker.look()["work"] == [["queue", 0], ["model servers", 0], ["completion", 0]]
+
+
+@in_virtual_time
+async def test_time_that_nobody_saw_has_no_rates() -> None:
+    async with FakedPipeline(new_engine()).started() as faked:
+        looker = Looker(faked)
+        looker.look()
+        await faked.embed("1 2 3")
+        await asyncio.sleep(0.5)
+        assert looker.look()["point"]["arrived"] > 0.0
+        await faked.embed("1 2 3")
+        await asyncio.sleep(30.0)
+        point = looker.look()["point"]
+        rates = ("arrived", "arrived_tokens", "answered", "answered_tokens", "refused", "expired", "coalesced")
+        assert [point[name] for name in rates] == [None] * len(rates)
+        assert point["latency"] == {}
+        assert len(looker.look(full=True)["history"]) == 4  # under a minute: what was seen before is still shown
+
+
+@in_virtual_time
+async def test_a_page_that_is_loaded_takes_nothing_from_those_who_look() -> None:
+    async with FakedPipeline(new_engine()).started() as faked:
+        looker = Looker(faked)
+        first: Any = looker.feed.snapshot_on_loop()
+        assert (first["has_rates"], len(first["history"]), len(first["lanes"])) == (False, 1, 1)
+        await faked.embed("1 2 3")
+        loaded: Any = looker.feed.snapshot_on_loop()
+        assert (loaded["has_rates"], len(loaded["history"]), len(loaded["batches"])) == (True, 2, 1)
+        again: Any = looker.feed.snapshot_on_loop()
+        assert len(again["history"]) == 2, "who looks already takes the points"
+        assert len(looker.look()["batches"]) == 1
+        assert (loaded["up_s"], bool(loaded["release"])) == (pytest.approx(loaded["now"] - first["now"], abs=0.1), True)
+
+
+@in_virtual_time
+async def test_a_server_slower_than_its_curve_is_named() -> None:
+    async with FakedPipeline(new_engine(slowness=4.0)).started() as faked:
+        looker = Looker(faked)
+        for number in range(60):
+            await faked.embed(f"{number} 2 3")
+        event = looker.look()
+    assert event["lanes"][0]["scale"] == pytest.approx(4.0, rel=0.1)
+    (text,) = (text for text, _, severity in event["problems"] if severity == "problem")
+    assert text.startswith("Model server server-1:1 computes 4.0 times as long")
 
 
 def revision_that_generates() -> tuple[Model, GeneratingReplica]:
@@ -180,6 +230,7 @@ async def test_while_the_event_loop_does_not_run_the_viewers_hear_for_how_long(m
         assert isinstance(event, dict)
         assert set(event) == {"silent_s"}
         assert everything is None
+        assert feed.snapshot() is None
 
 
 @in_virtual_time

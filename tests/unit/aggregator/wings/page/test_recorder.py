@@ -41,7 +41,7 @@ def test_nothing_is_kept_while_nobody_looks() -> None:
     recorder = Recorder(ManualClock(10.0))
     recorder.batch_done(batch(), Task.EMBED, REPORT, 10.1)
     recorder.batch_failed(batch(), Task.EMBED, Code.INTERNAL, 10.1)
-    recorder.answered("grpc", [0.1])
+    recorder.answered("grpc", [0.1], 1)
     recorder.look()
     assert not recorder.kept()
     assert not recorder.take_new()
@@ -54,7 +54,7 @@ def test_batches_are_kept_a_minute_from_a_look_and_latencies_two_seconds() -> No
     recorder.look()
     clock.now_s = 13.0
     recorder.batch_done(batch(), Task.EMBED, REPORT, 13.0)
-    recorder.answered("grpc", [0.1])
+    recorder.answered("grpc", [0.1], 1)
     assert len(recorder.kept()) == 1
     recorder.look()
     assert not any(recorder.take())
