@@ -71,9 +71,8 @@ def test_every_plot_has_its_values_as_a_table(stack: Stack, browser: Browser) ->
     browser.open(stack.page)
     browser.until("return state.points.length > 3 && plots.has('tokentimes')")
     browser.run("for (const details of document.querySelectorAll('details')) details.open = true")
-    browser.until(
-        "return [...document.querySelectorAll('figure:not(.idle) details table')].every((table) => table.rows.length > 1)"
-    )
+    drawn = "document.querySelectorAll('figure:not(.idle) details table')"
+    browser.until(f"return [...{drawn}].every((table) => table.rows.length > 1)")
     assert browser.run("return document.querySelectorAll('figure details table').length") == 12
     titles = "return [...document.querySelectorAll('#batches th')].map((cell) => cell.textContent)"
     assert browser.run(titles)[:4] == ["server", "fill", "step", "tokens"]

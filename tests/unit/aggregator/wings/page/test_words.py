@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from aggregator.observability.metrics import Totals
-from aggregator.request.request import KAFKA, REDIS, Backlog
+from aggregator.request.request import KAFKA, Backlog
 from aggregator.wings.page.words import (
     Latency,
     Scaling,
@@ -88,7 +88,7 @@ def test_ordinary_back_pressure_is_no_problem() -> None:
         "Kafka: read as fast as the queue empties (2 of 8 partitions wait). Nothing to do for a bulk job."
     )
     assert not list(back_pressure(backlogs[2:]))
-    both = [Backlog(REDIS, "s", "redis", "m", 7, paused=True), backlogs[0], backlogs[5]]
+    both = [Backlog("redis", "s", "redis", "m", 7, paused=True), backlogs[0], backlogs[5]]
     (found,) = back_pressure(both)
     assert found.text.startswith("Kafka and Redis: read as fast")
 
