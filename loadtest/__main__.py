@@ -9,7 +9,7 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Container, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
@@ -62,23 +62,31 @@ COMMANDS = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code of the command."""
-    open_files.raise_limit()
-    arguments = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest", description="Run tokenbatch here, load it, simulate it and measure it."
-    )
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        subparser = commands.add_parser(
+def parser_of(prog: str, does: str, commands: Sequence[Command], meant: Container[str]) -> argparse.ArgumentParser:
+    """The command line of these commands. Only those that are meant are imported: each brings its own libraries."""
+    parser = argparse.ArgumentParser(prog=prog, description=does)
+    subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in commands:
+        subparser = subparsers.add_parser(
             command.name, help=command.purpose, description=command.purpose[0].upper() + command.purpose[1:]
         )
-        # Only the command that is meant is imported: each brings its own libraries.
-        if arguments and arguments[0] == command.name:
+        if command.name in meant:
             module = importlib.import_module(command.module)
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run, calls=command.calls)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code of the command."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    does = "Run tokenbatch here, load it, simulate it and measure it."
+    return execute(parser_of("python -m loadtest", does, COMMANDS, arguments[:1]), arguments)
+
+
+def execute(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
+    """The exit code of the command that the arguments mean."""
+    open_files.raise_limit()
     options = parser.parse_args(arguments)
     # What aiokafka retries it also logs as an error; what it gives up on it raises.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)

@@ -173,6 +173,15 @@ def without(wing: Wing, copy: Path) -> None:
     while yard := {file for file, _ in missing(copy) if YARD in file.parts}:
         for file in yard:
             (copy / file).unlink()
+            _unlist(".".join(file.with_suffix("").parts), copy)
+
+
+def _unlist(module: str, root: Path) -> None:
+    """Drop the yard's table lines that name a module."""
+    for file in sources(root, (YARD,)):
+        lines = (root / file).read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if f'"{module}"' not in line or not _is_element(line.strip())]
+        (root / file).write_text("".join(kept), encoding="utf-8")
 
 
 def _unlinked(text: str, folder: Path) -> str:

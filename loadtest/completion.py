@@ -1,0 +1,41 @@
+"""`tokenbatch completion`: a script that completes the command in a shell."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import shtab
+
+from loadtest.__main__ import parser_of
+
+_HOW = """bash: tokenbatch completion bash > ~/.local/share/bash-completion/completions/tokenbatch
+zsh: tokenbatch completion zsh > DIR/_tokenbatch, where DIR is in $fpath, before compinit runs"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=("bash", "zsh"))
+    parser.epilog = _HOW
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit code."""
+    from loadtest.tokenbatch import COMMANDS, DOES  # noqa: PLC0415 - which names this module
+
+    parser = parser_of("tokenbatch", DOES, COMMANDS, [command.name for command in COMMANDS])
+    _complete_files(parser)
+    print(shtab.complete(parser, options.shell))
+    return 0
+
+
+def _complete_files(parser: argparse.ArgumentParser) -> None:
+    """Options that take a path complete names of files."""
+    for action in parser._actions:  # noqa: SLF001 - argparse has no other list of them
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            for each in action.choices.values():
+                _complete_files(each)
+        elif action.type is Path:
+            told: Any = action
+            told.complete = shtab.FILE
