@@ -55,6 +55,7 @@ from aggregator.wings.fast_tokenizer.fast_path import fast_path
 from aggregator.wings.openapi.documents import OPENAPI
 from aggregator.wings.page.live import live_pages
 from aggregator.wings.redis.broker import REDIS_BROKER
+from aggregator.wings.undecodable.batches import read_by_hand
 from k8s.pod import open_files, telemetry
 from k8s.pod.monitoring import Heartbeat, Pages
 
@@ -162,7 +163,13 @@ class Aggregator:
         source = KafkaSource(
             settings.kafka,
             settings.models[0].name,
-            KafkaConsumer(settings.kafka, on_fenced, self._metrics, intake=self._ledger.intake),
+            KafkaConsumer(
+                settings.kafka,
+                on_fenced,
+                self._metrics,
+                intake=self._ledger.intake,
+                read_by_hand=read_by_hand,
+            ),
             KafkaProducer(
                 settings.kafka, tracing=tracing, on_untimely=lambda topic: self._metrics.batches_untimely.add(1, topic)
             ),

@@ -1,4 +1,4 @@
-"""Fuzz what comes from Kafka: record values in each format, their headers, and record batches read by hand."""
+"""Fuzz what comes from Kafka: record values in each format, and their headers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from aiokafka import TopicPartition
-from aiokafka.record.util import calc_crc32c
-
 from aggregator.app import ENVELOPES
 from aggregator.errors import Code, RequestError
 from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka import faults as kafka_faults
 from aggregator.sources.kafka.decode import Refused, decode_record, intakes
 from aggregator.sources.kafka.replies import DeadLetter, encode_refusal, encode_replies
 from tests.fuzz.target import Cut, Target
@@ -32,7 +28,7 @@ _HEADERS = (
 _FAILURE = Failure(Code.INTERNAL, "it broke")
 
 
-def _take(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Request | Refused:
+def take(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Request | Refused:
     """Decode one record, and write every answer that may become of it."""
     in_flight = in_flight_of(value, headers)
     taken = decode_record(in_flight, _INTAKE, received_s=0.0, wall_s=_NOW_S)
@@ -54,19 +50,19 @@ def _take(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Request 
 
 def check_protobuf(data: bytes) -> Request | Refused:
     """A value without headers is protobuf."""
-    return _take(data, ())
+    return take(data, ())
 
 
 def check_json(data: bytes) -> Request | Refused:
     """A value that says it is JSON; what is wrong with it is told without its content."""
-    taken = _take(data, [("content-type", b"application/json")])
+    taken = take(data, [("content-type", b"application/json")])
     assert not isinstance(taken, Refused) or _TEXT not in str(taken.error), "A refusal quotes the text of a query."
     return taken
 
 
 def check_event(data: bytes) -> Request | Refused:
     """A value that says it is a CloudEvent in JSON."""
-    taken = _take(data, [("content-type", b"application/cloudevents+json")])
+    taken = take(data, [("content-type", b"application/cloudevents+json")])
     assert not isinstance(taken, Refused) or _TEXT not in str(taken.error), "A refusal quotes the text of a query."
     return taken
 
@@ -75,34 +71,7 @@ def check_headers(data: bytes) -> Request | Refused:
     """Up to 15 headers, known ones and others, some of them null, then a value in whatever format they say."""
     cut = Cut(data)
     headers: list[Any] = [(_HEADERS[cut.byte() % len(_HEADERS)], cut.field() or None) for _ in range(cut.byte() % 16)]
-    return _take(cut.rest() or None, headers)
-
-
-def check_batch(data: bytes) -> None:
-    """A record batch as a broker, or its disk, may hand it out."""
-    for each in (data, _with_right_checksum(data)):
-        _check_batch(each)
-
-
-def _with_right_checksum(data: bytes) -> bytes:
-    """As a producer that writes nonsense would send it."""
-    end = 12 + int.from_bytes(data[8:12], "big", signed=True)
-    checksum: int = calc_crc32c(data[21:end])
-    return data[:17] + checksum.to_bytes(4, "big") + data[21:]
-
-
-def _check_batch(data: bytes) -> None:
-    found = kafka_faults.decode_batch(
-        data, TopicPartition("topic", 2), 5, aborted=[(7, 5)], log_end=1000, max_records=500
-    )
-    if found is None:
-        return
-    assert found.after > 5, "Reading would go back, or stand still."
-    assert all(5 <= record.offset < found.after for record in found.records if not record.unreadable), (
-        "A record was delivered again, or will be."
-    )
-    for record in found.records:
-        _take(record.value, record.headers)
+    return take(cut.rest() or None, headers)
 
 
 TARGETS = (
@@ -110,5 +79,4 @@ TARGETS = (
     Target("kafka_json", check_json),
     Target("kafka_event", check_event),
     Target("kafka_headers", check_headers),
-    Target("kafka_batch", check_batch),
 )

@@ -10,9 +10,18 @@ from tests.fuzz import (
     kafka_targets,
     server_targets,
 )
+from tests.fuzz.aggregator.wings.undecodable import batch_targets
 from tests.fuzz.target import Target
 
-_MODULES = (kafka_targets, server_targets, credential_targets, file_targets, generation_targets, http_targets)
+_MODULES = [
+    kafka_targets,
+    batch_targets,
+    server_targets,
+    credential_targets,
+    file_targets,
+    generation_targets,
+    http_targets,
+]
 TARGETS: dict[str, Target] = {target.name: target for module in _MODULES for target in module.TARGETS}
 _ALL = tuple(TARGETS.values())
 

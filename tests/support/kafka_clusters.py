@@ -18,6 +18,7 @@ from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.offsets import InFlightRecord, Record
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer
+from aggregator.wings.undecodable.batches import read_by_hand
 from k8s.pod.metrics_buffer import MetricsBuffer
 from tests.support.fake_kafka import FakeKafka, FakeProducer
 from tests.support.kafka_client import connected_admin, make_topics
@@ -95,7 +96,12 @@ class RealCluster:
         return KafkaSettings.model_validate({**own, **_grouped(changes)})
 
     def consumer(self, settings: KafkaSettings, on_fenced: OnFenced, counts: Metrics) -> KafkaConsumer:
-        return KafkaConsumer(settings, on_fenced, counts)
+        return KafkaConsumer(
+            settings,
+            on_fenced,
+            counts,
+            read_by_hand=read_by_hand,
+        )
 
     def producer(self, settings: KafkaSettings) -> KafkaProducer:
         return KafkaProducer(settings)

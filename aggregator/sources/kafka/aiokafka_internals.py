@@ -13,11 +13,9 @@ from io import BytesIO
 from itertools import chain
 from typing import Any
 
-from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.types import (
     AbstractType,
     Boolean,
@@ -34,12 +32,7 @@ from aggregator.errors import stray_cancellation_as
 # ruff: noqa: SLF001
 
 _STOP_S = 2.0  # a client that lost its broker would wait for it
-_WAIT_MS = 100  # the records are there: the broker need not wait for more
-_MAX_BYTES = 1024 * 1024  # a broker sends at least one batch, however large
-_READ_COMMITTED = 1  # the isolation level in Kafka's protocol
 _NO_ID = bytes(16)
-_NAMES_REPLICA = 11
-"""From this version on, a fetch response has a field between the aborted transactions and the records."""
 
 
 class InvalidRecordError(kafka_errors.BrokerResponseError):  # type: ignore[misc]  # aiokafka has no types
@@ -71,9 +64,6 @@ def know_errors() -> None:
 
 
 know_errors()
-
-AbortedTransaction = tuple[int, int]
-"""The id of its producer, and its first offset."""
 
 
 def space_metadata_updates(user: Any) -> Any:
@@ -250,26 +240,6 @@ async def topic_operations(admin: AIOKafkaAdminClient, names: Sequence[str]) -> 
     except (NotImplementedError, kafka_errors.IncompatibleBrokerVersion):
         return {}
     return {topic["name"]: topic["authorized_operations"] for topic in response.to_object()["topics"]}
-
-
-async def raw_batches(
-    consumer: Any, tp: TopicPartition, offset: int
-) -> tuple[bytes, Sequence[AbortedTransaction], int]:
-    """The bytes of the record batches from the one with `offset` on, aborted transactions among them, the log's end.
-
-    The consumer's own methods raise for a record that cannot be decoded, and drop its neighbours. Raises KafkaError.
-    """
-    client = consumer._client
-    part = [(tp.topic, [(tp.partition, offset, _MAX_BYTES)])]
-    request = FetchRequest(_WAIT_MS, 1, _MAX_BYTES, _READ_COMMITTED, part)
-    response = await client.send(client.cluster.leader_for_partition(tp), request)
-    for _, partitions in response.topics:
-        for _, code, log_end, *found in partitions:
-            if code:
-                raise kafka_errors.for_code(code)(tp)
-            aborted = found[-3 if response.API_VERSION >= _NAMES_REPLICA else -2]
-            return bytes(found[-1] or b""), aborted or (), log_end
-    raise kafka_errors.UnknownTopicOrPartitionError(f"{tp.topic}/{tp.partition}")
 
 
 async def ask(admin: AIOKafkaAdminClient, request: Any, node: int | None = None) -> Any:

@@ -26,6 +26,7 @@ from aggregator.sources.kafka.aiokafka_internals import (
     stray_cancellation_as_error,
 )
 from aggregator.sources.kafka.connection import client_options, committed_offsets
+from aggregator.sources.kafka.faults import ReadByHand, wait_for_people
 from aggregator.sources.kafka.holdings import Holdings
 from aggregator.sources.kafka.member import REJOIN_MARGIN_S, LookUp, Member
 from aggregator.sources.kafka.offsets import InFlightRecord, OnFenced, Partition
@@ -72,6 +73,7 @@ class KafkaConsumer:
     client: Callable[[KafkaSettings], Any] = new_client
     look_up: LookUp = committed_offsets
     intake: Intake = field(default_factory=lambda: Ledger(MEMORY_BYTES).intake)
+    read_by_hand: ReadByHand = wait_for_people
     holdings: Holdings = field(init=False)
     _member: Member | None = None
     _paused: frozenset[str] = frozenset()
@@ -100,6 +102,7 @@ class KafkaConsumer:
                     on_change=self._changed.set,
                     client=client,
                     look_up=self.look_up,
+                    read_by_hand=self.read_by_hand,
                 )
                 self._member = member
                 try:

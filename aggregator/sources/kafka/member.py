@@ -19,7 +19,7 @@ from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.aiokafka_internals import stray_cancellation_as_error
 from aggregator.sources.kafka.connection import TopicWatch
-from aggregator.sources.kafka.faults import FaultHandler
+from aggregator.sources.kafka.faults import FaultHandler, ReadByHand
 from aggregator.sources.kafka.offsets import Committed, Fault, InFlightRecord, OnFenced, Partition
 
 _LOG = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         on_change: Callable[[], None],
         client: Any,
         look_up: LookUp,
+        read_by_hand: ReadByHand,
     ) -> None:
         self.partitions: dict[TopicPartition, Partition] = {}
         self.client = client
@@ -91,7 +92,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         self._on_fenced = on_fenced
         self._on_change = on_change
         self._look_up = look_up
-        self._faults = FaultHandler(settings, client, metrics, on_fenced)
+        self._faults = FaultHandler(settings, client, metrics, on_fenced, read_by_hand)
         self._loop = asyncio.get_running_loop()
         self._topics = TopicWatch(client, [topic.name for topic in settings.topics])
         self._unplaced: set[TopicPartition] = set()

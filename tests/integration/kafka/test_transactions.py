@@ -12,10 +12,12 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.record.util import calc_crc32c
 
-from tests.integration.kafka.test_broken_logs import CHECKED_FROM, CRC_AT
 from tests.support.kafka_clusters import Reading, RealCluster, complete, produce, reading, records_of, until_committed
 
 pytestmark = pytest.mark.kafka
+
+CRC_AT = 17
+CHECKED_FROM = 21
 
 
 @asynccontextmanager

@@ -12,12 +12,10 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 
 from loadtest.stack.kafka import KafkaBroker
+from tests.integration.kafka.test_transactions import CHECKED_FROM, CRC_AT
 from tests.support.kafka_clusters import RealCluster, complete, produce, reading, records_of, until_committed
 
 pytestmark = pytest.mark.kafka
-
-CRC_AT = 17
-CHECKED_FROM = 21
 
 
 def spoil_batch(log: Path, number: int) -> None:

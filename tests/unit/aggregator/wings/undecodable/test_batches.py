@@ -10,7 +10,8 @@ from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBat
 from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 
-from aggregator.sources.kafka.faults import Decoded, decode_batch
+from aggregator.sources.kafka.faults import Decoded
+from aggregator.wings.undecodable.batches import decode_batch
 
 TP = TopicPartition("topic", 2)
 

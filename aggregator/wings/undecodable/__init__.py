@@ -1,0 +1,1 @@
+"""Records that aiokafka cannot decode: a bad one costs itself alone, a corrupt batch becomes one dead letter."""
