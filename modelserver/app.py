@@ -15,7 +15,7 @@ from k8s.pod.grpc.library import LibraryServices
 from k8s.pod.grpc.server import GrpcServer
 from k8s.pod.telemetry import Telemetry
 from modelserver.engines.choice import tasks_of
-from modelserver.engines.engine import Engine, Generator, Task
+from modelserver.engines.engine import Engine, Generator, Launch, Task
 from modelserver.errors import CannotStart, EngineBroken, TasksDisturb
 from modelserver.loop import EngineLoop, EngineState
 from modelserver.metrics import Metrics
@@ -85,7 +85,9 @@ class Server:
         self._failure: Exception | None = None
         self._loop = asyncio.get_running_loop()
         self._watch = Watch()
-        self._start = EngineStart(settings, files, ALTERNATIVES, lambda: self._metrics.fallbacks.add(1), self._watch)
+        self._start = EngineStart(
+            settings, files, ALTERNATIVES, lambda: self._metrics.fallbacks.add(1), self._launched, self._watch
+        )
         self._degraded = ""
         self._engine_loop = self._engine_loop_of(tasks)
         self._metrics_address = telemetry.metrics_address
@@ -179,6 +181,11 @@ class Server:
         """On the engine's thread."""
         if self._serving.description is not None:  # else it was a step of the profile
             self._metrics.step(report)
+
+    def _launched(self, launch: Launch) -> None:
+        """On the engine's thread."""
+        if self._serving.description is not None:  # else it was a step of the profile
+            self._metrics.launches.add(1, launch.value)
 
     def _post(self, action: Callable[[], object]) -> None:
         self._loop.call_soon_threadsafe(action)

@@ -44,6 +44,9 @@ class Metrics:
         self.fallbacks = buffer.counter(
             "embed.engine.fallbacks", "{fallback}", "starts with EngineCore instead of the direct engine"
         )
+        self.launches = buffer.counter(
+            "embed.engine.steps", "{step}", "steps of an engine with CUDA graphs of its own", "launch"
+        )
         self._refused = buffer.counter(
             "embed.engine.refused", "{refusal}", "batches and queries refused or failed", "what", "code"
         )

@@ -82,6 +82,12 @@ class EngineSettings(Group):
         default=None,
         description="most tokens of one engine step; empty: 4096 on a CPU, 16384 on a GPU; for generation 2048, 8192",
     )
+    graphs: Literal["auto", "off"] = Field(
+        default="off",
+        description="auto: the direct engine on an NVIDIA GPU computes steps of up to 8192 tokens and short inputs by CUDA"
+        " graphs of its whole forward pass, each of which must agree with the engine without it; off: it does not,"
+        " because no GPU has run these graphs yet",
+    )
     vllm_options: dict[str, Any] = Field(
         default={},
         description="further arguments of vLLM's EngineArgs, such as gpu_memory_utilization and trust_remote_code",

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from modelserver.engines.choice import Alternative, Choice, build, build_generator
-from modelserver.engines.engine import Engine, EngineFacts, Generator
+from modelserver.engines.engine import CountLaunch, Engine, EngineFacts, Generator
 from modelserver.engines.self_check import EmbeddingsAlone, difference
 from modelserver.errors import CannotStart, TasksDisturb
 from modelserver.model_files import ModelFiles
@@ -43,6 +43,7 @@ class EngineStart:
     files: ModelFiles
     alternatives: Mapping[str, Alternative]
     on_fallback: Callable[[], None]
+    count_launch: CountLaunch
     watch: Watch
     facts: EngineFacts | None = field(default=None, init=False)
     profile: Profile | None = field(default=None, init=False)
@@ -56,7 +57,7 @@ class EngineStart:
         """Load a model that embeds, on the calling thread. Raises CannotStart."""
         began_s = self._loading()
         with self.watch.phase(Phase.LOAD):
-            choice = build(self.settings, self.files, self.alternatives)
+            choice = build(self.settings, self.files, self.alternatives, self.count_launch)
         self._loaded(choice.engine.facts, began_s)
         if choice.fallback:
             self.on_fallback()
@@ -176,6 +177,7 @@ def profile_owner(settings: ModelServerSettings, facts: EngineFacts, files: Mode
         engine_version=facts.version,
         device=facts.device,
         options=json.dumps(settings.engine.vllm_options, sort_keys=True),
+        graphs=" ".join(map(str, facts.capture_sizes)) if settings.engine.graphs != "off" else "",
     )
 
 

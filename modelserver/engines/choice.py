@@ -10,13 +10,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from modelserver.engines.engine import EMBED_AND_GENERATE, Engine, EngineFacts, Generator, Scoring, StepThreads, Task
+from modelserver.engines.engine import (
+    EMBED_AND_GENERATE,
+    CountLaunch,
+    Engine,
+    EngineFacts,
+    Generator,
+    Launch,
+    Scoring,
+    StepThreads,
+    Task,
+)
 from modelserver.engines.model_config import read_scoring, synthetic_scoring
 from modelserver.engines.pooling import Embedding, Modules, read_embedding, read_modules
 from modelserver.engines.synthetic import Poison, SyntheticEngine, SyntheticGenerator, synthetic_facts
 from modelserver.errors import CannotStart, ModelServerError
 from modelserver.model_files import ModelFiles
-from modelserver.settings import ModelServerSettings
+from modelserver.settings import EngineSettings, ModelServerSettings
 from modelserver.tokenizer_check import compare_tokenizer, prompt_tokens
 
 if TYPE_CHECKING:
@@ -47,11 +57,20 @@ class Choice:
     threads: StepThreads | None = None
 
 
-Alternative = Callable[["CoreEngine"], Choice]
+Alternative = Callable[["CoreEngine", EngineSettings, CountLaunch], Choice]
 """Makes another engine over the weights of a loaded one, and chooses between the two; a wing's (ADR 55)."""
 
 
-def build(settings: ModelServerSettings, files: ModelFiles, alternatives: Mapping[str, Alternative]) -> Choice:
+def uncounted(_launch: Launch) -> None:
+    pass
+
+
+def build(
+    settings: ModelServerSettings,
+    files: ModelFiles,
+    alternatives: Mapping[str, Alternative],
+    count: CountLaunch = uncounted,
+) -> Choice:
     """Load the model on the calling thread. Raises CannotStart.
 
     `alternatives`: by the name that `engine.kind` has for them; without any, vLLM's own way serves.
@@ -66,7 +85,7 @@ def build(settings: ModelServerSettings, files: ModelFiles, alternatives: Mappin
     if kind == "core" or not alternatives or (kind == "auto" and files.is_causal and not core.facts.on_cpu):
         return Choice(core, threads=threads)
     choose = next(iter(alternatives.values())) if kind == "auto" else alternatives[kind]
-    choice = choose(core)
+    choice = choose(core, settings.engine, count)
     if choice.fallback and kind != "auto":
         raise CannotStart(f"engine.kind is {kind}, but {choice.fallback}")
     return replace(choice, threads=threads)

@@ -35,6 +35,17 @@ EMBED_AND_GENERATE = frozenset((Task.EMBED, Task.GENERATE))
 """The two tasks that one model may have at once."""
 
 
+class Launch(StrEnum):
+    """How the kernels of a step were launched; a metric's label."""
+
+    GRAPH = "graph"
+    EAGER = "eager"
+
+
+CountLaunch = Callable[[Launch], object]
+"""Called on the engine's thread for each step of an engine with CUDA graphs of its own."""
+
+
 class Activation(StrEnum):
     """The function that makes scores of a classifier's logits."""
 

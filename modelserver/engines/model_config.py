@@ -121,14 +121,14 @@ def hf_overrides(config: Mapping[str, Any], scoring: Scoring | None = None) -> d
     return replaced
 
 
-def capture_sizes(step_tokens: int) -> tuple[int, ...]:
+def capture_sizes(step_tokens: int, smallest: int = _SMALLEST, largest: int = _LARGEST) -> tuple[int, ...]:
     """Powers of two and their midpoints, which are also the totals of the profile, up to a step's capacity.
 
     A smaller step is padded to the next of them. vLLM's default, 51 sizes up to 512, leaves larger steps without.
     """
-    most = min(step_tokens, _LARGEST)
+    most = min(step_tokens, largest)
     sizes = {size for power in range(most.bit_length()) for size in (2**power, 3 * 2**power // 2)}
-    return tuple(sorted({size for size in sizes if _SMALLEST <= size < most} | {most}))
+    return tuple(sorted({size for size in sizes if smallest <= size < most} | {most}))
 
 
 def read_scoring(files: ModelFiles) -> Scoring:

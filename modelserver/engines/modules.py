@@ -138,6 +138,12 @@ class _Tokens:
     counts: torch.Tensor
     weights: torch.Tensor
 
+    def largest(self) -> torch.Tensor:
+        """Of each row's values; torch.segment_reduce would read its lengths on the host."""
+        rows = torch.zeros((self.counts.numel(), self.values.shape[-1]), dtype=torch.float32, device=self.values.device)
+        places = self.segments.unsqueeze(1).expand_as(self.values)
+        return rows.scatter_reduce_(0, places, self.values, "amax", include_self=False)
+
     def sums(self, values: torch.Tensor) -> torch.Tensor:
         sums = torch.zeros((self.counts.numel(), values.shape[-1]), dtype=torch.float32, device=values.device)
         return sums.index_add_(0, self.segments, values)
@@ -153,7 +159,7 @@ def _pooled(pooling: Pooling, hidden: torch.Tensor, rows: Rows, tokens: _Tokens 
     counts = tokens.counts.unsqueeze(1)
     match pooling:
         case Pooling.MAX:
-            return torch.segment_reduce(tokens.values, "max", lengths=tokens.counts.to(torch.int64))
+            return tokens.largest()
         case Pooling.WEIGHTED_MEAN:
             return tokens.sums(tokens.values * tokens.weights) / tokens.sums(tokens.weights)
         case Pooling.MEAN_SQRT:

@@ -40,7 +40,10 @@ class Measurable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProfileOwner:
-    """The setup that a profile belongs to, and says nothing about others. `options`: `engine.vllm_options` as JSON."""
+    """The setup that a profile belongs to, and says nothing about others.
+
+    `options`: `engine.vllm_options` as JSON. `graphs`: the sizes of graphs of the engine's own, in tokens.
+    """
 
     model: str
     revision: str
@@ -49,6 +52,7 @@ class ProfileOwner:
     engine_version: str
     device: str
     options: str = "{}"
+    graphs: str = ""
 
 
 @dataclass(frozen=True, slots=True)

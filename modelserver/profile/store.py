@@ -15,6 +15,8 @@ from modelserver.errors import CannotStart
 from modelserver.profile.measure import Profile, ProfileOwner, SweepPlan
 from modelserver.profile.saturation import Curve, Rule
 
+_LATER = {"options": "{}", "graphs": ""}
+"""Parts of an owner that releases before them did not have, as they are where nothing is set."""
 _FORMAT = 1  # rises with a change that older files do not fit
 
 
@@ -59,8 +61,8 @@ def cached(folder: Path, owner: ProfileOwner, plan: SweepPlan) -> Profile | None
 
 
 def cache_file(folder: Path, owner: ProfileOwner, plan: SweepPlan) -> Path:
-    """Where the profile of `owner` is kept; without options where releases before them kept it."""
-    owned = {name: value for name, value in asdict(owner).items() if name != "options" or value != "{}"}
+    """Where the profile of `owner` is kept; without options and graphs where releases before them kept it."""
+    owned = {name: value for name, value in asdict(owner).items() if (name, value) not in _LATER.items()}
     key = json.dumps([_FORMAT, owned, plan.max_tokens], sort_keys=True)
     return folder.expanduser() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 

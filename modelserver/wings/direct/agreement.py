@@ -36,15 +36,18 @@ def compare(candidate: Engine, oracle: Engine) -> Agreement:
         second = lengths // 2 if facts.token_types else None
         ours = candidate.prepare(token_ids, lengths, second).execute()
         theirs = oracle.prepare(token_ids, lengths, second).execute()
-        if ours.shape != theirs.shape:
-            return Agreement(float("nan"), TOLERANCE[facts.dtype])
-        if facts.scoring is None:
-            ours, theirs = _unit(ours), _unit(theirs)
-        else:  # of logits, which have no bound, by the largest
-            scale = max(1.0, float(np.abs(theirs).max()))
-            ours, theirs = ours / scale, theirs / scale
-        differences.append(float(np.abs(ours - theirs).max()))
+        differences.append(apart(ours, theirs, facts))
     return Agreement(float(np.max(differences)), TOLERANCE[facts.dtype])  # np.max keeps NaN
+
+
+def apart(ours: Matrix, theirs: Matrix, facts: EngineFacts) -> float:
+    """The largest difference of components of unit vectors, or of scores; NaN where the shapes differ."""
+    if ours.shape != theirs.shape:
+        return float("nan")
+    if facts.scoring is None:
+        return float(np.abs(_unit(ours) - _unit(theirs)).max())
+    scale = max(1.0, float(np.abs(theirs).max()))  # logits have no bound
+    return float(np.abs(ours / scale - theirs / scale).max())
 
 
 def batches(facts: EngineFacts) -> Iterator[tuple[IdArray, IdArray]]:

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from modelserver.engines.choice import Choice
-from modelserver.engines.engine import Engine
+from modelserver.engines.engine import CountLaunch, Engine
 from modelserver.wings.direct.agreement import compare
 
 if TYPE_CHECKING:
+    from modelserver.settings import EngineSettings
     from modelserver.engines.core import CoreEngine
 
 _log = logging.getLogger(__name__)
 
 
-def choose_direct(core: CoreEngine) -> Choice:
-    """A direct engine over the weights of this one, or this one and why."""
+def choose_direct(core: CoreEngine, settings: EngineSettings, count: CountLaunch) -> Choice:
+    """A direct engine over the weights of this one, with graphs where they are set, or this one and why."""
     from modelserver.wings.direct.engine import DirectEngine  # noqa: PLC0415 - torch and vLLM are loaded by now
+    from modelserver.wings.direct.graphs.device import Cuda  # noqa: PLC0415
+    from modelserver.wings.direct.graphs.engine import with_graphs  # noqa: PLC0415
 
-    return choose(core, lambda: DirectEngine(core))
+    choice = choose(core, lambda: DirectEngine(core))
+    direct = choice.engine
+    if settings.graphs == "off" or not isinstance(direct, DirectEngine) or direct.device.type != "cuda":
+        return choice
+    return replace(choice, engine=with_graphs(direct, Cuda(direct.device), count))
 
 
 def choose(core: Engine, make_direct: Callable[[], Engine]) -> Choice:

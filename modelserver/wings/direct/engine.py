@@ -7,11 +7,12 @@ against the general way agrees.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from vllm.config import CUDAGraphMode
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
@@ -22,6 +23,7 @@ from modelserver.engines.model_config import activated
 from modelserver.engines.modules import Rows, VectorModules, score_modules
 from modelserver.engines.vllm_internals import runner_of
 from modelserver.errors import ModelServerError, device_errors
+from modelserver.wings.direct.graphs.layout import Parts
 
 
 class NotDirect(ModelServerError):
@@ -41,11 +43,11 @@ class DirectEngine:
         self._model = runner.model
         self._group = group
         self._layers = tuple(group.layer_names)
-        self._device = runner.device
+        self.device: torch.device = runner.device
         self._modules = _modules(core, runner.model)
         # On a CPU a second thread must not start torch's threads beside the engine's, and the copy to the device
         # costs nothing; on a GPU both belong to the preparation.
-        self._builds_ahead = self._device.type != "cpu"
+        self._builds_ahead = self.device.type != "cpu"
         self.facts = replace(core.facts, kind="direct", capture_sizes=())
 
     def prepare(
@@ -71,44 +73,56 @@ class DirectEngine:
             bounds_cpu, lengths_cpu = torch.from_numpy(layout.bounds), torch.from_numpy(layout.lengths)
             bounds, lengths = self._to_device(bounds_cpu), self._to_device(lengths_cpu)
             positions = self._to_device(torch.from_numpy(layout.positions))
-            tokens, queries, longest = positions.numel(), lengths.numel(), int(layout.lengths.max())
-            slots = torch.zeros(tokens, dtype=torch.int64, device=self._device)
-            common = CommonAttentionMetadata(
-                query_start_loc=bounds,
-                query_start_loc_cpu=bounds_cpu,
-                seq_lens=lengths,
-                seq_lens_cpu_upper_bound=lengths_cpu,
-                num_reqs=queries,
-                num_actual_tokens=tokens,
-                max_query_len=longest,
-                max_seq_len=longest,
-                block_table_tensor=torch.zeros((queries, 1), dtype=torch.int32, device=self._device),
-                slot_mapping=slots,
-                causal=False,
-                positions=positions,
-                is_prefilling=torch.ones(queries, dtype=torch.bool),
-            )
-            metadata = self._group.build_metadata(common)
+            types = None if layout.token_types is None else self._to_device(torch.from_numpy(layout.token_types))
+            longest = int(layout.lengths.max())
             return PlacedStep(
                 token_ids=self._to_device(torch.from_numpy(layout.token_ids)),
                 positions=positions,
-                rows=layout.rows.to(self._device),
-                token_types=None
-                if layout.token_types is None
-                else self._to_device(torch.from_numpy(layout.token_types)),
-                metadata=dict.fromkeys(self._layers, metadata),
-                slots=dict.fromkeys(self._layers, slots),
+                rows=layout.rows.to(self.device),
+                token_types=types,
+                attention=self._attention((bounds, lengths), (bounds_cpu, lengths_cpu), positions, longest),
             )
 
     def forward(self, step: PlacedStep) -> Matrix:
         """Run the model and pool, all queries at once."""
-        tokens = step.positions.numel()
-        with (
-            device_errors(),
-            torch.inference_mode(),
-            set_forward_context(step.metadata, self._config, num_tokens=tokens, slot_mapping=step.slots),
+        with device_errors(), torch.inference_mode():
+            return self.finished(self._computed(step).cpu().numpy())
+
+    def attend(self, inputs: Parts[torch.Tensor], longest: int) -> Attention:
+        """The attention's metadata over the input buffer of a graph; asked for once, for kernels read the buffer."""
+        with torch.inference_mode():
+            sizes = inputs.bounds, inputs.lengths
+            return self._attention(sizes, (sizes[0].cpu(), sizes[1].cpu()), inputs.positions.long(), longest)
+
+    def compute(self, inputs: Parts[torch.Tensor], attention: Attention) -> torch.Tensor:
+        """The forward pass over the input buffer of a graph, whose last queries may be empty."""
+        with torch.inference_mode():
+            segments = inputs.segments.long() if self._modules.needs_segments else None
+            rows = Rows(inputs.first.long(), inputs.lengths.clamp(min=1), segments)
+            types = inputs.types if self.facts.token_types else None
+            return self._computed(PlacedStep(inputs.token_ids, inputs.positions.long(), rows, types, attention))
+
+    def finished(self, matrix: Matrix) -> Matrix:
+        """The engine's rows of those that a forward pass gave: scores of logits, and vectors as they are."""
+        scoring = self.facts.scoring
+        return matrix if scoring is None else activated(matrix, scoring.activation)
+
+    @property
+    def captures(self) -> bool:
+        """Whether a graph can hold the forward pass: not where prompts are left out, whose lengths shape it."""
+        return not self._modules.prompts
+
+    def _computed(self, step: PlacedStep) -> torch.Tensor:
+        """Vectors or logits float32 [rows, dimensions], on the device."""
+        metadata, slots = step.attention
+        typed = {} if step.token_types is None else {"token_type_ids": step.token_types}
+        with set_forward_context(
+            metadata,
+            self._config,
+            num_tokens=step.positions.numel(),
+            cudagraph_runtime_mode=CUDAGraphMode.NONE,  # no graph of vLLM's own, also while one of ours is captured
+            slot_mapping=slots,
         ):
-            typed = {} if step.token_types is None else {"token_type_ids": step.token_types}
             hidden = self._model(
                 input_ids=step.token_ids,
                 positions=step.positions,
@@ -116,9 +130,37 @@ class DirectEngine:
                 inputs_embeds=None,
                 **typed,
             )
-            matrix: Matrix = self._modules(hidden, step.rows).cpu().numpy()
-            scoring = self.facts.scoring
-            return matrix if scoring is None else activated(matrix, scoring.activation)
+            found: torch.Tensor = self._modules(hidden, step.rows)
+            return found
+
+    def _attention(
+        self,
+        sizes: tuple[torch.Tensor, torch.Tensor],
+        sizes_cpu: tuple[torch.Tensor, torch.Tensor],
+        positions: torch.Tensor,
+        longest: int,
+    ) -> Attention:
+        """What attention reads of a step with these bounds and lengths of queries."""
+        queries, tokens = sizes[1].numel(), positions.numel()
+        slots = torch.zeros(tokens, dtype=torch.int64, device=self.device)
+        common = CommonAttentionMetadata(
+            query_start_loc=sizes[0],
+            query_start_loc_cpu=sizes_cpu[0],
+            seq_lens=sizes[1],
+            seq_lens_cpu_upper_bound=sizes_cpu[1],
+            num_reqs=queries,
+            num_actual_tokens=tokens,
+            max_query_len=longest,
+            max_seq_len=longest,
+            block_table_tensor=torch.zeros((queries, 1), dtype=torch.int32, device=self.device),
+            slot_mapping=slots,
+            causal=False,
+            positions=positions,
+            is_prefilling=torch.ones(queries, dtype=torch.bool),
+        )
+        # A fast build leaves out the schedule for a kernel that encoders do not use.
+        metadata = self._group.build_metadata(common, fast_build=True)
+        return Attention(dict.fromkeys(self._layers, metadata), dict.fromkeys(self._layers, slots))
 
     def recover(self) -> None:
         """A failed forward leaves nothing behind in the model; check that it still computes."""
@@ -129,7 +171,7 @@ class DirectEngine:
         del self._model, self._group, self._modules, self._config  # a reference to the engine does not keep the weights
 
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device, non_blocking=True)
+        return tensor.to(self.device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +189,13 @@ class Layout:
     token_types: IdArray | None
 
 
+class Attention(NamedTuple):
+    """The attention's metadata and the slots of keys and values, by layer."""
+
+    metadata: dict[str, Any]
+    slots: dict[str, torch.Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class PlacedStep:
     """A step on the device, ready to compute."""
@@ -155,8 +204,7 @@ class PlacedStep:
     positions: torch.Tensor
     rows: Rows
     token_types: torch.Tensor | None
-    metadata: dict[str, Any]
-    slots: dict[str, torch.Tensor]
+    attention: Attention
 
 
 @dataclass(frozen=True, slots=True)

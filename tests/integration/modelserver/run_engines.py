@@ -81,7 +81,7 @@ def embed(engine: Engine, queries: list[list[int]]) -> Vectors:
 
 def alternatives(core: CoreEngine) -> dict[str, Engine]:
     """The engines beside vLLM's own way that agree with it, by name."""
-    chosen = {name: choose(core) for name, choose in ALTERNATIVES.items()}
+    chosen = {name: choose(core, EngineSettings(), choice.uncounted) for name, choose in ALTERNATIVES.items()}
     return {name: choice.engine for name, choice in chosen.items() if not choice.fallback}
 
 

@@ -45,7 +45,7 @@ def embeddings(kind: str, folder: Path) -> dict[str, Any]:
     core = load(options(str(folder / kind)))
     runner = type(runner_of(core.core)).__mro__[1].__module__
     found, expected = embed(core, queries), model.pooled(queries)
-    refusals = [choose(core).fallback for choose in ALTERNATIVES.values()]
+    refusals = [choose(core, EngineSettings(), choice.uncounted).fallback for choose in ALTERNATIVES.values()]
     result = {"runner": runner, "difference": _difference(found, expected), "refusals": refusals}
     core.close()
     return result

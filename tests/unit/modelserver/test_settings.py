@@ -26,7 +26,7 @@ def test_options_of_vllm_are_a_mapping_in_the_environment(monkeypatch: pytest.Mo
             'it is vLLM\'s: give it in engine.vllm_options, as {"tensor_parallel_size": …}',
         ),
         ("ENGINE__KNID", f"did you mean {ENV_PREFIX}ENGINE__KIND?"),
-        ("ENGINE__COLOUR", "engine has kind, dtype, step_tokens, vllm_options"),
+        ("ENGINE__COLOUR", "engine has kind, dtype, step_tokens, graphs, vllm_options"),
     ],
 )
 def test_a_name_of_vllm_or_tei_leads_to_its_setting_here(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def test_an_alternative_is_tried_but_for_causal_models_on_a_gpu(
 ) -> None:
     threads = StepThreads(2, lambda _: None)
     core, direct = Shifted(facts=replace(FACTS, on_cpu=on_cpu), threads=threads), Shifted()
-    alternatives: dict[str, Alternative] = {"direct": lambda _: Choice(direct)}
+    alternatives: dict[str, Alternative] = {"direct": lambda *_: Choice(direct)}
 
     def options(**_values: object) -> None: ...
 
@@ -60,7 +60,7 @@ def test_an_alternative_that_fails_serves_vllms_own_way_unless_it_is_named(monke
     module = SimpleNamespace(LoadOptions=options, load=lambda _: core)
     monkeypatch.setitem(sys.modules, "modelserver.engines.core", module)
     files = model_files.read(model_files.locate("", ""), "")
-    alternatives: dict[str, Alternative] = {"direct": lambda core: Choice(core, "it disagrees")}
+    alternatives: dict[str, Alternative] = {"direct": lambda core, *_: Choice(core, "it disagrees")}
     choice = build(ModelServerSettings(), files, alternatives)
     assert (choice.engine, choice.fallback) == (core, "it disagrees")
     named = ModelServerSettings(engine=EngineSettings(kind="direct"))
