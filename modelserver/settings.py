@@ -84,9 +84,9 @@ class EngineSettings(Group):
     )
     graphs: Literal["auto", "off"] = Field(
         default="off",
-        description="auto: the direct engine on an NVIDIA GPU computes steps of up to 8192 tokens and short inputs by CUDA"
-        " graphs of its whole forward pass, each of which must agree with the engine without it; off: it does not,"
-        " because no GPU has run these graphs yet",
+        description="auto: the direct engine on an NVIDIA GPU computes steps of up to 8192 tokens and short inputs by"
+        " CUDA graphs of its whole forward pass, each of which must agree with the engine without it; off: it does"
+        " not, because no GPU has run these graphs yet",
     )
     vllm_options: dict[str, Any] = Field(
         default={},

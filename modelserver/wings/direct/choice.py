@@ -12,8 +12,8 @@ from modelserver.engines.engine import CountLaunch, Engine
 from modelserver.wings.direct.agreement import compare
 
 if TYPE_CHECKING:
-    from modelserver.settings import EngineSettings
     from modelserver.engines.core import CoreEngine
+    from modelserver.settings import EngineSettings
 
 _log = logging.getLogger(__name__)
 

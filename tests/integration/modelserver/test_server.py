@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from loadtest.stack.ports import free_ports
 from modelserver import model_files, startup
 from modelserver.app import Server
 from modelserver.engines.choice import Choice
-from modelserver.engines.engine import Engine
+from modelserver.engines.engine import CountLaunch, Engine, Launch
 from modelserver.model_files import ModelFiles
 from modelserver.settings import EngineSettings, GrpcSettings, ModelServerSettings, ProfileSettings
 from protos.modelserver.v1 import modelserver_pb2 as pb
@@ -51,6 +51,7 @@ class Running:
     health: Any
     metrics_address: str
     ended: asyncio.Task[int]
+    counts: Sequence[CountLaunch]
 
     async def embed(self, *queries: list[int], **changes: Any) -> pb.EmbedBatchResponse:
         ids = np.array([token for query in queries for token in query], "<i4").tobytes()
@@ -95,7 +96,11 @@ async def running(
 ) -> AsyncGenerator[Running]:
     left = iter(engines)
 
-    def build(*_: object) -> Choice:
+    counts = list[CountLaunch]()
+
+    def build(_settings: object, _files: object, _alternatives: object, count: CountLaunch) -> Choice:
+        count(Launch.EAGER)  # as steps of the profile would be
+        counts.append(count)
         engine = next(left)
         if callable(engine):
             engine = engine()
@@ -112,7 +117,7 @@ async def running(
         try:
             await channel.channel_ready()
             health = health_pb2_grpc.HealthStub(channel)
-            yield Running(pb_grpc.ModelServerStub(channel), health, monitoring.metrics_address, ended)
+            yield Running(pb_grpc.ModelServerStub(channel), health, monitoring.metrics_address, ended, counts)
         finally:
             if not ended.done():
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -193,6 +198,16 @@ async def test_what_was_refused_and_a_fallback_are_counted(run: Run) -> None:
     assert 'embed_engine_refused_total{code="INTERNAL",what="batch"} 1' in text
     assert 'embed_engine_failed_steps_total{composition="single"} 1' in text
     assert "embed_engine_fallbacks_total 1" in text
+
+
+async def test_launches_are_counted_from_the_first_step_that_serves(run: Run) -> None:
+    async with run(opened(FakeStepEngine())) as server:
+        await server.until(SERVING)
+        for launch in (Launch.GRAPH, Launch.GRAPH, Launch.EAGER):
+            server.counts[0](launch)
+        text = await asyncio.to_thread(read, server.metrics_address, "/metrics")
+    assert 'embed_engine_steps_total{launch="graph"} 2' in text
+    assert 'embed_engine_steps_total{launch="eager"} 1' in text
 
 
 async def test_a_question_that_comes_behind_bulk_is_answered_before_it(run: Run) -> None:

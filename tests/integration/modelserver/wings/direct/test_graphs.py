@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from modelserver.errors import DeviceLost
 from modelserver.wings.direct.graphs import engine as graphs
 from modelserver.wings.direct.graphs.device import Tensors
 from modelserver.wings.direct.graphs.engine import GraphedEngine, with_graphs
+from modelserver.wings.direct.graphs.graph import Graph
+from modelserver.wings.direct.graphs.layout import shapes
 from tests.integration.modelserver.wings.direct.graph_devices import Immediate, Late
 from tests.support.fake_step_engine import facts_of
 
@@ -287,8 +290,8 @@ def test_after_a_failed_replay_the_engine_recovers_and_computes_on() -> None:
 
 
 def test_the_metadata_is_asked_for_once_a_graph() -> None:
-    class Once_(Immediate):
-        """As CUDA does: what refers to the buffers is made at the capture."""
+    class AsCuda(Immediate):
+        """What refers to the buffers is made at the capture."""
 
         def capture(self, body: Any, inputs: Tensors, longest: int) -> tuple[Callable[[], None], torch.Tensor]:
             attention = body.attend(inputs, longest)
@@ -296,7 +299,7 @@ def test_the_metadata_is_asked_for_once_a_graph() -> None:
             return lambda: self.later(lambda: out.copy_(body.compute(inputs, attention))), out
 
     toy = Toy()
-    engine, counted = graphed(toy, Once_())
+    engine, counted = graphed(toy, AsCuda())
     for lengths in ([9, 2], [5], [60, 60]):
         assert agrees(engine, *batch(np.random.default_rng(13), *lengths))
     assert counted == [Launch.GRAPH] * 3
@@ -306,9 +309,19 @@ def test_the_metadata_is_asked_for_once_a_graph() -> None:
 def test_closing_drops_the_graphs_before_the_weights() -> None:
     class Watched(Toy):
         def close(self) -> None:
-            self.closed += [f"{len(engine._graphs)} graphs", "weights"]
+            self.closed += [f"{sum(each() is not None for each in outputs)} outputs", "weights"]
 
-    toy = Watched()
-    engine, _ = graphed(toy)
+    class Watching(Immediate):
+        def capture(self, body: Any, inputs: Tensors, longest: int) -> tuple[Callable[[], None], torch.Tensor]:
+            out = body.compute(inputs, body.attend(inputs, longest))
+            outputs.append(ref(out))
+            return lambda: None, out
+
+    outputs, toy = list[Any](), Watched()
+    engine = GraphedEngine(
+        toy, [Graph(shape, toy, Watching()) for shape in shapes(128, 128)], Immediate(), lambda _: None
+    )
+    assert toy.closed == []
     engine.close()
-    assert toy.closed == ["0 graphs", "weights"]
+    assert len(outputs) == 3
+    assert toy.closed == ["0 outputs", "weights"]

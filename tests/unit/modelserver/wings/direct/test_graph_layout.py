@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -78,7 +80,7 @@ def test_nothing_of_the_step_before_is_left(
 def test_the_parts_do_not_overlap_and_begin_where_kernels_read_them_whole() -> None:
     for shape in SHAPES:
         places = shape.places
-        assert all(one.stop <= other.start for one, other in zip(places, places[1:], strict=False))
+        assert all(one.stop <= other.start for one, other in pairwise(places))
         assert all(place.start % 64 == 0 for place in places)
         assert shape.size == places[-1].stop
 
