@@ -165,14 +165,14 @@ def checked_result(batch: OutgoingBatch, description: ServerDescription, answer:
 def _curve(said: pb.DescribeResponse) -> Curve | None:
     """The measured curve; None if it is missing or invalid, so that the model's limits apply."""
     profile = said.profile
-    times = (profile.floor_s, profile.fixed_s, profile.per_token_s)
-    if any(not 0.0 <= seconds < math.inf for seconds in times) or not any(times):
+    times, eager_s = (profile.floor_s, profile.fixed_s, profile.per_token_s), profile.eager_s
+    if any(not 0.0 <= seconds < math.inf for seconds in (*times, eager_s)) or not any(times):
         return None
     if profile.saturation_point < 1 or profile.rule not in _RULES:
         return None
     rule = Rule(profile.rule)
     sizes = tuple(sorted(said.capture_sizes))
-    return Curve(*times, profile.saturation_point, rule, profile.max_tokens, profile.backlog_tokens, sizes)
+    return Curve(*times, profile.saturation_point, rule, profile.max_tokens, profile.backlog_tokens, sizes, eager_s)
 
 
 def _errors(batch: OutgoingBatch, answer: pb.EmbedBatchResponse) -> tuple[tuple[int, int, str], ...]:

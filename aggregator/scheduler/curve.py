@@ -23,6 +23,7 @@ class Curve:
     figures 2 and 3). `backlog_tokens`: the size of batches above which a backlog gains nothing, by what they cost
     the whole server; 0 where that was not measured. `capture_sizes`: the engine has a CUDA graph for steps of each of
     these sizes (tokens, ascending) and pads a smaller step to the next one, so only t of those sizes is what it takes.
+    `eager_s`: what a step above the largest of them takes at least, where the host launches its kernels one by one.
     """
 
     floor_s: float
@@ -33,12 +34,16 @@ class Curve:
     max_tokens: int
     backlog_tokens: int = 0
     capture_sizes: tuple[int, ...] = ()
+    eager_s: float = 0.0
 
     def time_s(self, tokens: int) -> float:
         """Seconds that one engine step over `tokens` tokens takes."""
+        floor_s = self.floor_s
         if self.capture_sizes:
             tokens = self.padded(tokens)
-        return max(self.floor_s, self.fixed_s + self.per_token_s * tokens)
+            if tokens > self.capture_sizes[-1]:
+                floor_s = max(floor_s, self.eager_s)
+        return max(floor_s, self.fixed_s + self.per_token_s * tokens)
 
     def padded(self, tokens: int) -> int:
         """The tokens that a step over `tokens` tokens computes: the next capture size, if there is one."""
@@ -60,11 +65,12 @@ class Curve:
 
         A step is padded to the next capture size and takes as long as one of that size, so a budget between two sizes
         pays for tokens that it does not hold. The upper size costs nothing more. If `most` rules it out, the lower size
-        is better where a step's time follows its tokens, and `tokens` where it hardly does.
+        is better where a step's time follows its tokens, and `tokens` where it hardly does. So it is above the largest
+        size, where a step without a graph may take longer for a few tokens more.
         """
         tokens = min(tokens, most)
-        upper = self.padded(tokens)
-        if upper <= most:
+        upper, lower = self.padded(tokens), self.captured_within(tokens)
+        jumps = self.eager_s > 0.0 and lower == max(self.capture_sizes, default=0)
+        if upper <= most and not jumps:
             return upper
-        lower = self.captured_within(tokens)
         return lower if self.throughput(lower) >= self.throughput(tokens) else tokens

@@ -406,7 +406,8 @@ class Replica:
             return self.largest
         fit = (seconds / self._scale.value - curve.fixed_s) / curve.per_token_s
         tokens = int(min(self.largest, fit))
-        return tokens if curve.padded(tokens) <= fit else curve.captured_within(tokens)
+        fits = curve.padded(tokens) <= fit and (not curve.eager_s or self.step_time_s(tokens) <= seconds)
+        return tokens if fits else curve.captured_within(tokens)
 
     def _learn_step(self, report: StepReport) -> None:
         curve = self._curve

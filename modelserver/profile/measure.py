@@ -14,7 +14,7 @@ import numpy as np
 
 from modelserver.engines.engine import EngineFacts, IdArray, Step
 from modelserver.errors import CannotStart
-from modelserver.profile.saturation import Curve, fit, sweep_tokens
+from modelserver.profile.saturation import MIN_TOTALS, Curve, fit, fit_captured, sweep_tokens
 
 _log = logging.getLogger(__name__)
 
@@ -80,12 +80,12 @@ def measure(
     engine: Measurable, owner: ProfileOwner, plan: SweepPlan, clock: Callable[[], float] = time.perf_counter
 ) -> Profile:
     """Sweep the engine on the calling thread, which is its own. Raises CannotStart for a step too small to fit."""
-    totals = _totals(plan.max_tokens)
+    totals = _totals(plan.max_tokens, engine.facts)
     times = sweep(engine, totals, plan, clock)
     points = tuple((total, median(times[total])) for total in totals)
     profile = Profile(
         owner=owner,
-        curve=replace(fit(points, plan.max_tokens), capture_sizes=engine.facts.capture_sizes),
+        curve=fit_captured(points, plan.max_tokens, engine.facts.capture_sizes),
         points=points,
         runs=min(map(len, times.values())),
         measured_at=_now(),
@@ -107,11 +107,17 @@ def known(step_s: Callable[[int], float], owner: ProfileOwner, max_tokens: int, 
     return Profile(owner, replace(curve, backlog_tokens=backlog), points, runs=0, measured_at=_now())
 
 
-def _totals(max_tokens: int) -> tuple[int, ...]:
+def _totals(max_tokens: int, facts: EngineFacts | None = None) -> tuple[int, ...]:
+    """The totals of the sweep: the sizes that the engine has graphs for, the first without one, and those above."""
     try:
-        return sweep_tokens(max_tokens, _SMALLEST_TOTAL)
+        totals = sweep_tokens(max_tokens, _SMALLEST_TOTAL)
     except ValueError as error:
         raise CannotStart(f"engine.step_tokens: {error}") from error
+    sizes = [size for size in facts.capture_sizes if size <= max_tokens] if facts is not None else []
+    if facts is None or len(sizes) < MIN_TOTALS:
+        return totals
+    first = {sizes[-1] + 1} if sizes[-1] < facts.step_token_capacity else set()
+    return tuple(sorted({*sizes, *first, *(total for total in totals if total > sizes[-1])}))
 
 
 def batch_sizes(saturation_point: int, capacity: int) -> tuple[int, ...]:

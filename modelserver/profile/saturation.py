@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from statistics import median
@@ -23,7 +23,8 @@ THROUGHPUT_SHARE = 0.9
 FLAT_RISE = 1.05
 """A curve that rises less than this from one token to max_tokens is flat."""
 
-_MIN_TOTALS = 4  # a hinge has three parameters
+MIN_TOTALS = 4
+"""Different totals of a fit: a hinge has three parameters."""
 _HUBER = 2.0  # standard deviations, beyond which a point counts less
 _REWEIGHTINGS = 4  # a fifth changes the time of a step by 0.1 % on average
 _MIN_SPREAD = 1e-6  # of exact figures, as those of a synthetic engine
@@ -48,6 +49,7 @@ class Curve:
     t(T) = max(floor, fixed + per_token * T). `max_tokens` is the T_max of the sweep, on which the throughput rule and
     the flat rule depend (Voyage AI, figures 2 and 3). `backlog_tokens`: the size of batches above which a backlog gains
     nothing; 0 where that was not measured. `capture_sizes`: tokens, ascending, to the next of which a step is padded.
+    `eager_s`: what a step above the largest of these takes at least.
     """
 
     floor_s: float
@@ -58,13 +60,16 @@ class Curve:
     max_tokens: int
     backlog_tokens: int = 0
     capture_sizes: tuple[int, ...] = ()
+    eager_s: float = 0.0
 
     def time_s(self, tokens: int) -> float:
         """Seconds of a step over `tokens` tokens."""
-        place = bisect_left(self.capture_sizes, tokens)
+        floor_s, place = self.floor_s, bisect_left(self.capture_sizes, tokens)
         if place < len(self.capture_sizes):
             tokens = self.capture_sizes[place]
-        return max(self.floor_s, self.fixed_s + self.per_token_s * tokens)
+        elif self.capture_sizes:
+            floor_s = max(floor_s, self.eager_s)
+        return max(floor_s, self.fixed_s + self.per_token_s * tokens)
 
     def throughput(self, tokens: int) -> float:
         """Tokens per second of steps over `tokens` tokens, without a gap."""
@@ -78,7 +83,7 @@ def sweep_tokens(max_tokens: int, min_tokens: int = 4) -> tuple[int, ...]:
     """
     steps = (step for power in range(max_tokens.bit_length()) for step in (2**power, 3 * 2**power // 2))
     totals = sorted({step for step in steps if min_tokens <= step < max_tokens} | {max_tokens})
-    if len(totals) < _MIN_TOTALS:
+    if len(totals) < MIN_TOTALS:
         raise ValueError(f"a sweep from {min_tokens} to {max_tokens} tokens has only {len(totals)} totals")
     return tuple(totals)
 
@@ -96,6 +101,22 @@ def fit(points: Sequence[tuple[int, float]], max_tokens: int) -> Curve:
     shape = _robust_shape(sorted(points))
     saturation_point, rule = _saturation_point(shape, max_tokens)
     return Curve(shape.floor_s, shape.fixed_s, shape.per_token_s, saturation_point, rule, max_tokens)
+
+
+def fit_captured(points: Sequence[tuple[int, float]], max_tokens: int, capture_sizes: tuple[int, ...]) -> Curve:
+    """The fit of an engine with graphs for steps of these sizes, and how long a step above them takes at least.
+
+    Where those steps take longer than the others let expect, the curve is that of the others.
+    """
+    largest = max(capture_sizes, default=0)
+    captured = [point for point in points if point[0] <= largest]
+    above = [point for point in points if point[0] > largest]
+    if above and len({tokens for tokens, _ in captured}) >= MIN_TOTALS:
+        curve = fit(captured, max_tokens)
+        tokens, eager_s = min(above)
+        if eager_s > FLAT_RISE * curve.time_s(tokens):
+            return replace(curve, capture_sizes=capture_sizes, eager_s=eager_s)
+    return replace(fit(points, max_tokens), capture_sizes=capture_sizes)
 
 
 class _Shape(NamedTuple):
@@ -119,8 +140,8 @@ def _check(points: _Points, max_tokens: int) -> None:
         if tokens < 1 or not 0.0 < time_s < math.inf:
             raise ValueError(f"not a measurement: {tokens} tokens in {time_s} s")
     totals = len({tokens for tokens, _ in points})
-    if totals < _MIN_TOTALS:
-        raise ValueError(f"a fit needs {_MIN_TOTALS} different token totals, not {totals}")
+    if totals < MIN_TOTALS:
+        raise ValueError(f"a fit needs {MIN_TOTALS} different token totals, not {totals}")
 
 
 def _saturation_point(shape: _Shape, max_tokens: int) -> tuple[int, Rule]:

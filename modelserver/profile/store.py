@@ -92,13 +92,16 @@ def _curve(
     max_tokens: int,
     backlog_tokens: int = 0,
     capture_sizes: Sequence[int] = (),
+    eager_s: float = 0.0,
 ) -> Curve:
     """Raises ValueError, TypeError or OverflowError for what no step could follow."""
     times = (float(floor_s), float(fixed_s), float(per_token_s))
     sizes = tuple(sorted(map(int, capture_sizes)))
-    curve = Curve(*times, int(saturation_point), Rule(rule), int(max_tokens), int(backlog_tokens), sizes)
+    curve = Curve(
+        *times, int(saturation_point), Rule(rule), int(max_tokens), int(backlog_tokens), sizes, float(eager_s)
+    )
     if (
-        any(not 0.0 <= seconds < math.inf for seconds in times)
+        any(not 0.0 <= seconds < math.inf for seconds in (*times, curve.eager_s))
         or not any(times)
         or min(curve.saturation_point, 1 + curve.backlog_tokens) < 1
     ):

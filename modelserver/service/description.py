@@ -101,4 +101,5 @@ def _saturation(profile: Profile) -> pb.SaturationProfile:
         points=[pb.ProfilePoint(step_tokens=tokens, step_duration_s=time_s) for tokens, time_s in profile.points],
         measured_at=profile.measured_at,
         backlog_tokens=curve.backlog_tokens,
+        eager_s=curve.eager_s,
     )

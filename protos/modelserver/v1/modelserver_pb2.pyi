@@ -221,7 +221,7 @@ class ProfilePoint(_message.Message):
     def __init__(self, step_tokens: _Optional[int] = ..., step_duration_s: _Optional[float] = ...) -> None: ...
 
 class SaturationProfile(_message.Message):
-    __slots__ = ("floor_s", "fixed_s", "per_token_s", "saturation_point", "rule", "max_tokens", "points", "measured_at", "backlog_tokens")
+    __slots__ = ("floor_s", "fixed_s", "per_token_s", "saturation_point", "rule", "max_tokens", "points", "measured_at", "backlog_tokens", "eager_s")
     FLOOR_S_FIELD_NUMBER: _ClassVar[int]
     FIXED_S_FIELD_NUMBER: _ClassVar[int]
     PER_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +231,7 @@ class SaturationProfile(_message.Message):
     POINTS_FIELD_NUMBER: _ClassVar[int]
     MEASURED_AT_FIELD_NUMBER: _ClassVar[int]
     BACKLOG_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EAGER_S_FIELD_NUMBER: _ClassVar[int]
     floor_s: float
     fixed_s: float
     per_token_s: float
@@ -240,7 +241,8 @@ class SaturationProfile(_message.Message):
     points: _containers.RepeatedCompositeFieldContainer[ProfilePoint]
     measured_at: str
     backlog_tokens: int
-    def __init__(self, floor_s: _Optional[float] = ..., fixed_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., saturation_point: _Optional[int] = ..., rule: _Optional[str] = ..., max_tokens: _Optional[int] = ..., points: _Optional[_Iterable[_Union[ProfilePoint, _Mapping]]] = ..., measured_at: _Optional[str] = ..., backlog_tokens: _Optional[int] = ...) -> None: ...
+    eager_s: float
+    def __init__(self, floor_s: _Optional[float] = ..., fixed_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., saturation_point: _Optional[int] = ..., rule: _Optional[str] = ..., max_tokens: _Optional[int] = ..., points: _Optional[_Iterable[_Union[ProfilePoint, _Mapping]]] = ..., measured_at: _Optional[str] = ..., backlog_tokens: _Optional[int] = ..., eager_s: _Optional[float] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
     __slots__ = ("model", "model_revision", "tokenizer_fingerprint", "dimensions", "matryoshka_dimensions", "max_input_tokens", "step_token_capacity", "step_query_capacity", "normalizes", "query_prompt", "document_prompt", "profile", "engine", "engine_version", "dtype", "device", "vocabulary_size", "instance_id", "task", "generation", "tasks", "degraded", "capture_sizes", "labels", "pair_template", "pools_spans", "never_zero")

@@ -170,13 +170,27 @@ def test_a_profile_keeps_the_sizes_that_the_engine_has_graphs_for(tmp_path: Path
     assert store.load(tmp_path / "profile.json", OWNER) == measured
 
 
+def test_an_engine_with_graphs_is_measured_at_their_sizes_and_just_above_them(tmp_path: Path) -> None:
+    engine = TimedEngine()
+    sizes = (64, 128, 192, 256, 512)
+    engine.facts = replace(engine.facts, capture_sizes=sizes)
+    measured = measure(engine, OWNER, PLAN, engine.clock)
+    assert [tokens for tokens, _ in measured.points] == [*sizes, 513, 768, 1024]
+    assert measured.curve.eager_s == 0.0, "this engine's time does not jump"
+    jumping = replace(measured, curve=replace(measured.curve, eager_s=0.5))
+    store.save(jumping, tmp_path / "profile.json")
+    assert store.load(tmp_path / "profile.json", OWNER).curve.time_s(513) == 0.5
+
+
 def test_a_profile_may_begin_at_one_token_and_pay_from_there(profile: Profile, tmp_path: Path) -> None:
     smallest = replace(profile, curve=replace(profile.curve, saturation_point=1), points=((1, 0.5), *profile.points))
     store.save(smallest, tmp_path / "profile.json")
     assert store.load(tmp_path / "profile.json", OWNER) == smallest
 
 
-@pytest.mark.parametrize("name", ["model", "revision", "dtype", "engine", "engine_version", "device", "options"])
+@pytest.mark.parametrize(
+    "name", ["model", "revision", "dtype", "engine", "engine_version", "device", "options", "graphs"]
+)
 def test_a_profile_of_something_else_is_refused_and_says_what_differs(
     profile: Profile, tmp_path: Path, name: str
 ) -> None:

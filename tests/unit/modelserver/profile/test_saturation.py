@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelserver.profile.saturation import Curve, Rule, fit, sweep_tokens
+from modelserver.profile.saturation import Curve, Rule, fit, fit_captured, sweep_tokens
 
 T_MAX = 8192
 SEEDS = range(20)
@@ -315,3 +315,29 @@ def test_a_fit_begins_with_errors_that_count_by_their_share_of_the_time() -> Non
     """Noise of a fifth, and a rise at the last point alone: weighed otherwise at first, it ends at no rise at all."""
     curve = fit([(16, 8.6), (32, 9.5), (128, 6.8), (512, 8.3), (2048, 17.2)], 2048)
     assert (curve.saturation_point, curve.rule) == (512, Rule.HINGE)
+
+
+SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
+TOTALS = (*SIZES, 4097, 6144, 8192)
+
+
+def eager_above(tokens: int) -> float:
+    """As is estimated of MiniLM on an H200 with graphs up to 4,096 tokens: above, launches alone take 2 ms."""
+    return max(0.002 if tokens > SIZES[-1] else 0.0, 0.00033 + 0.309e-6 * tokens)
+
+
+def test_the_jump_above_the_largest_graph_is_its_own_part_of_the_curve() -> None:
+    curve = fit_captured([(tokens, eager_above(tokens)) for tokens in TOTALS], T_MAX, SIZES)
+    assert curve.eager_s == 0.002
+    assert (curve.fixed_s, curve.per_token_s) == pytest.approx((0.00033, 0.309e-6), rel=1e-6)
+    assert (curve.rule, curve.saturation_point) == (Rule.THROUGHPUT, 4173)
+    assert curve.time_s(65) == curve.time_s(128) < curve.time_s(129)
+    assert curve.time_s(4096) < 0.0016
+    assert curve.time_s(4097) == 0.002
+    assert curve.time_s(8192) == pytest.approx(eager_above(8192))
+
+
+def test_without_a_jump_steps_without_graphs_are_part_of_the_fit() -> None:
+    points = exact(straight(0.001, 1e-6))
+    for sizes in ((), SIZES, (64, 128), (*SIZES, 8192)):
+        assert fit_captured(points, T_MAX, sizes) == replace(fit(points, T_MAX), capture_sizes=sizes)

@@ -1,7 +1,7 @@
 """Compute with graphs what the direct engine computes, of each kind of model that it serves, and write the differences.
 
-Started by `test_graphed_models.py`: `python -m tests.integration.modelserver.wings.direct.run_graphs FOLDER`. A capture
-runs the same computation on the same buffers, which are poisoned before each step.
+Started by `test_graphed_models.py`: `python -m tests.integration.modelserver.wings.direct.run_graphs FOLDER NAME ...`.
+A capture runs the same computation on the same buffers, which are poisoned before each step.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +25,7 @@ from modelserver.engines import choice  # noqa: E402
 from modelserver.engines.engine import Launch  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings, ModelSettings  # noqa: E402
 from modelserver.wings.direct.agreement import apart  # noqa: E402
-from modelserver.wings.direct.engine import Attention, DirectEngine, NotDirect  # noqa: E402
+from modelserver.wings.direct.engine import Attention, DirectEngine  # noqa: E402
 from modelserver.wings.direct.graphs.device import Tensors  # noqa: E402
 from modelserver.wings.direct.graphs.engine import GraphedEngine, with_graphs  # noqa: E402
 from tests.integration.modelserver import model_families, run_modules, run_scoring, tiny_models  # noqa: E402
@@ -56,36 +55,35 @@ class OnCpu(DirectEngine):
         return super().attend(inputs._replace(bounds=inputs.bounds[ends], lengths=inputs.lengths[taken]), longest)
 
 
-def models(folder: Path) -> Iterator[tuple[str, Path, Literal["auto", "embed"]]]:
-    """Write all; the name, the folder and the task of each."""
-    for name, family in model_families.SHAPES.items():
-        family.save(folder / name)
-        tiny_models.limit_tokenizer(folder / name)
-        yield name, folder / name, "embed"
-    (folder / "scores").mkdir()
-    for name, shape in run_scoring.SHAPES.items():
-        if shape.task == "auto":
-            shape.save(folder / "scores" / name)
-            yield f"score {name}", folder / "scores" / name, "auto"
+def models(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, Path, Literal["auto", "embed"]]]:
+    """Write those with these names: families, classifiers after "score", poolings after "pool"; each with its task."""
     run_modules.bare(folder)
-    for name in run_modules.SAVED:
-        run_modules.saved(name, folder)
-        yield f"pool {name}", folder / "saved" / name, "auto"
+    (folder / "scores").mkdir()
+    for name in names:
+        kind, _, shape = name.rpartition(" ")
+        if kind == "score":
+            run_scoring.SHAPES[shape].save(folder / "scores" / shape)
+            yield name, folder / "scores" / shape, "auto"
+        elif kind == "pool":
+            run_modules.saved(shape, folder)
+            yield name, folder / "saved" / shape, "auto"
+        else:
+            model_families.SHAPES[name].save(folder / name)
+            tiny_models.limit_tokenizer(folder / name)
+            yield name, folder / name, "embed"
 
 
-def compared(path: Path, task: Literal["auto", "embed"]) -> dict[str, Any] | None:
-    """The differences of a model's steps; None for one that is not computed directly."""
+def compared(path: Path, task: Literal["auto", "embed"]) -> dict[str, Any]:
+    """The sizes of a model's graphs, the differences of its steps, and how these were launched."""
     engine = EngineSettings(
         kind="core", dtype="float32", step_tokens=STEP_TOKENS, vllm_options={"num_gpu_blocks_override": CACHE_BLOCKS}
     )
     settings = ModelServerSettings(model=ModelSettings(path=str(path), task=task), engine=engine)
     core: Any = choice.build(settings, model_files.read(path, ""), {}).engine
-    found: dict[str, Any] | None = None
-    with suppress(NotDirect):
-        direct, counted = OnCpu(core), list[Launch]()
-        graphed = with_graphs(direct, Immediate(), counted.append)
-        found = {"sizes": graphed.facts.capture_sizes, "apart": differences(graphed, direct), "launches": counted}
-    core.close()
+    direct, counted = OnCpu(core), list[Launch]()
+    graphed = with_graphs(direct, Immediate(), counted.append)
+    found = {"sizes": graphed.facts.capture_sizes, "apart": differences(graphed, direct), "launches": counted}
+    graphed.close()
     return found
 
 
@@ -101,21 +99,21 @@ def differences(graphed: GraphedEngine, direct: DirectEngine) -> dict[str, float
     return found
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, names: Sequence[str]) -> None:
     """Write all models, before one is computed: vLLM changes classes of transformers. Then a line for each."""
     torch.manual_seed(0)
-    written = list(models(folder))
+    written = list(models(folder, names))
     with several_engines(), (folder / "graphs.jsonl").open("w", encoding="utf-8") as file:
         for name, path, task in written:
             try:
                 found = compared(path, task)
             except Exception as error:  # noqa: BLE001 - it is the result
                 found = {"error": f"{type(error).__name__}: {error}"}
-            file.write(json.dumps({"name": name, "direct": found is not None, **(found or {})}) + "\n")
+            file.write(json.dumps({"name": name, **found}) + "\n")
             file.flush()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
     sys.stdout.flush()
     os._exit(0)

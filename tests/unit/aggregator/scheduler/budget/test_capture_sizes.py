@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,8 @@ SIZES = (256, 512, 1024, 2048)
 FLAT = Curve(0.01, 0.01, 0.0, 700, Rule.FLAT, 4096, capture_sizes=SIZES)
 LINE = Curve(0.0, 0.0005, 1e-5, 700, Rule.THROUGHPUT, 4096, capture_sizes=SIZES)
 SMOOTH = replace(LINE, capture_sizes=())
+JUMP = Curve(0.0, 0.00033, 0.309e-6, 3072, Rule.THROUGHPUT, 8192, capture_sizes=(1024, 2048, 3072, 4096), eager_s=0.002)
+"""As MiniLM's on an H200 is estimated: graphs up to 4,096 tokens, and 2 ms of launches above."""
 
 curves = st.builds(
     Curve,
@@ -26,12 +29,40 @@ curves = st.builds(
     st.just(Rule.HINGE),
     st.just(4096),
     capture_sizes=st.lists(st.integers(1, 5000), unique=True, max_size=12).map(sorted).map(tuple),
+    eager_s=st.sampled_from((0.0, 0.02, 0.2)),
 )
 
 
 def test_a_step_takes_the_next_sizes_time_and_above_the_last_its_tokens() -> None:
     assert LINE.time_s(257) == LINE.time_s(512) == SMOOTH.time_s(512)
     assert LINE.time_s(2049) == SMOOTH.time_s(2049)
+
+
+def test_above_the_last_size_a_step_takes_as_long_as_its_launches() -> None:
+    assert JUMP.time_s(4096) < 0.0016
+    assert JUMP.time_s(4097) == JUMP.time_s(5000) == 0.002
+    assert JUMP.time_s(8192) == pytest.approx(0.00286, rel=0.01)
+
+
+@given(st.integers(1, 8192))
+def test_no_budget_is_just_above_the_largest_graph(tokens: int) -> None:
+    found = JUMP.snapped(tokens, 8192)
+    assert found <= 4096 or JUMP.throughput(found) > JUMP.throughput(4096)
+    assert not 4096 < found < 5000
+
+
+@pytest.mark.parametrize("answer_s", [0.0028, 0.0034, 0.0038, 0.00395, 0.00405, 0.0043, 0.0055, 0.008])
+def test_a_controller_steered_to_any_target_chooses_no_budget_above_it(answer_s: float) -> None:
+    for budget in steered(JUMP, answer_s)[-50:]:
+        assert not 4096 < budget < 5000
+        assert JUMP.time_s(budget) <= 1.05 * answer_s / 2
+
+
+def test_a_backlogs_batch_leaves_the_step_above_the_graphs_out_that_does_not_fit() -> None:
+    server = replica(JUMP, 3072, capacity=8192)
+    assert server.batch_tokens(9000, 9000, 0.0018) == 4096
+    assert server.batch_tokens(4200, 4200, 0.01) == 4096
+    assert server.batch_tokens(9000, 9000, 0.01) == 8192
 
 
 def test_an_upper_size_ruled_out_yields_to_the_lower_if_tokens_take_time() -> None:
