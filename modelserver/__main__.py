@@ -28,8 +28,11 @@ from k8s.pod.setting_names import unread
 from k8s.pod.settings import as_text, load
 from k8s.pod.telemetry import Telemetry, TelemetrySettings
 from modelserver import model_files, process_env, weights
-from modelserver.engines.choice import tasks_of
+from modelserver.all_settings import AllModelServerSettings
+from modelserver.engines.engine import Task
 from modelserver.model_files import ModelFiles
+from modelserver.modes import tasks_of
+from modelserver.registry import MODES
 from modelserver.settings import ENV_PREFIX, ModelServerSettings
 from modelserver.tokenizer_check import check_tokenizer, compare_tokenizer
 
@@ -47,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command; the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        settings = load(ModelServerSettings, ENV_PREFIX, options.config)
+        settings = load(AllModelServerSettings, ENV_PREFIX, options.config)
         if options.bind:
             grpc = settings.grpc.model_copy(update={"bind": options.bind})
             settings = settings.model_copy(update={"grpc": grpc})
@@ -74,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> ArgumentParser:
     check = "try every file, port and name that the settings name, and the model's files, and exit"
-    parser = parser_of("modelserver", str(__doc__), ModelServerSettings, ENV_PREFIX, check=check)
+    parser = parser_of("modelserver", str(__doc__), AllModelServerSettings, ENV_PREFIX, check=check)
     parser.add_argument("--bind", metavar="HOST:PORT", help="of the gRPC port; wins over all settings")
     commands = parser.add_subparsers(dest="command", metavar="command")
     commands.add_parser("serve", help="serve the model (the default)")
@@ -113,16 +116,18 @@ def _check(settings: ModelServerSettings) -> int:
     checks.files(findings, settings, without=() if settings.profile.enabled else ("profile",))
     checks.ports(findings, {"grpc.bind": settings.grpc.bind}, settings.telemetry.metrics_bind)
     files = prepare(settings)
+    tasks = tasks_of(settings, files, MODES)
     if settings.engine.kind == "synthetic":
         check_tokenizer(files)
-    elif "embed" in tasks_of(settings, files) and "generate" not in tasks_of(settings, files):
+    elif tasks == {Task.EMBED}:
         from modelserver.engines import choice  # noqa: PLC0415 - what only this command needs
 
-        choice.check(settings, files)
+        choice.check(settings, files, Task.EMBED)
     else:
         compare_tokenizer(files, trust_remote_code=bool(settings.engine.vllm_options.get("trust_remote_code")))
-    tasks = ", ".join(sorted(tasks_of(settings, files)))
-    findings.good(f"model {settings.served_name}, revision {files.revision}, from {files.path}: {tasks}")
+    findings.good(
+        f"model {settings.served_name}, revision {files.revision}, from {files.path}: {', '.join(sorted(tasks))}"
+    )
     return findings.ended
 
 

@@ -8,24 +8,23 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 from k8s.pod import heap, open_files
 from k8s.pod.grpc.library import LibraryServices
 from k8s.pod.grpc.server import GrpcServer
 from k8s.pod.telemetry import Telemetry
-from modelserver.engines.choice import tasks_of
-from modelserver.engines.engine import Engine, Generator, Launch, Task
-from modelserver.errors import CannotStart, EngineBroken, TasksDisturb
+from modelserver.engines.engine import Launch, Task
+from modelserver.errors import CannotStart, EngineBroken, FewerTasks
 from modelserver.loop import EngineLoop, EngineState
 from modelserver.metrics import Metrics
 from modelserver.model_files import ModelFiles
+from modelserver.modes import Parts, tasks_of
 from modelserver.profile.measure import Profile
 from modelserver.profile.throughput import with_backlog
-from modelserver.registry import ALTERNATIVES
-from modelserver.scheduler.embedding_batches import EmbeddingBatches
+from modelserver.registry import ALTERNATIVES, MODES
 from modelserver.scheduler.embedding_steps import EmbeddingSteps
-from modelserver.scheduler.generation_steps import GenerationSteps
 from modelserver.scheduler.queued_batch import StepReport
 from modelserver.scheduler.step_queue import StepQueue
 from modelserver.service.description import Description, describe
@@ -54,7 +53,7 @@ class Server:
         self._files = files
         self._queue = StepQueue(time.monotonic)
         self._serving = Serving(self._queue)
-        tasks = tasks_of(settings, files)
+        tasks = tasks_of(settings, files, MODES)
         batches = min(tasks - {Task.GENERATE}, default=Task.EMBED)
         self._metrics = Metrics(telemetry.buffer, lambda: self._queue.queued_tokens, batches)
         self._servicer = ModelServerServicer(
@@ -89,32 +88,31 @@ class Server:
             settings, files, ALTERNATIVES, lambda: self._metrics.fallbacks.add(1), self._launched, self._watch
         )
         self._degraded = ""
+        self._parts = Parts(
+            settings=settings,
+            files=files,
+            buffer=telemetry.buffer,
+            queue=self._queue,
+            serving=self._serving,
+            start=self._start,
+            on_step=self._stepped,
+            on_failed_step=self._metrics.failed_step,
+            on_state=self._on_state,
+        )
+        for mode in MODES:
+            mode.declare(telemetry.buffer)
         self._engine_loop = self._engine_loop_of(tasks)
         self._metrics_address = telemetry.metrics_address
         telemetry.health.live["engine"], telemetry.health.ready["engine"] = self._watch.overdue, self._unready
 
-    def _engine_loop_of(self, tasks: frozenset[Task]) -> EngineLoop[Engine] | EngineLoop[Generator]:
-        if Task.GENERATE not in tasks:
-            embedding = EmbeddingSteps(
-                self._queue,
-                queue_bounds,
-                self._stepped,
-                self._metrics.failed_step,
-                unclaimed=self._serving.unclaimed,
-            )
-            return EngineLoop(self._start.embedding, embedding, self._on_state, self._watch)
-        embeds, unclaimed = Task.EMBED in tasks, self._serving.unclaimed
-        embeddings = EmbeddingBatches(
-            self._queue, queue_bounds, self._stepped, self._metrics.failed_step, unclaimed=unclaimed
+    def _engine_loop_of(self, tasks: frozenset[Task]) -> EngineLoop[Any]:
+        mode = next((mode for mode in MODES if mode.tasks == tasks), None)
+        if mode is not None:
+            return mode.loop(self._parts)
+        steps = EmbeddingSteps(
+            self._queue, queue_bounds, self._stepped, self._metrics.failed_step, unclaimed=self._serving.unclaimed
         )
-        steps = self._serving.generation = GenerationSteps(
-            self._start.limits,
-            on_step=self._metrics.generation_step,
-            on_failed_step=self._metrics.failed_generation_step,
-            embeddings=embeddings if embeds else None,
-            unclaimed=unclaimed,
-        )
-        return EngineLoop(partial(self._start.generating, embeds=embeds), steps, self._on_state, self._watch)
+        return EngineLoop(partial(self._start.batches, min(tasks)), steps, self._on_state, self._watch)
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT, then finish accepted work; the exit code. Raises CannotStart."""
@@ -195,8 +193,8 @@ class Server:
             await self._show(*await self._states.get())
 
     async def _show(self, state: EngineState, error: Exception | None) -> None:
-        if isinstance(error, TasksDisturb):
-            self._serve_one_task(error)
+        if isinstance(error, FewerTasks):
+            self._serve_fewer_tasks(error)
             return
         serving = state is EngineState.SERVING and not self._stop.is_set()
         if serving:
@@ -216,14 +214,12 @@ class Server:
             self._failure = error
             self._ended.set()
 
-    def _serve_one_task(self, reason: TasksDisturb) -> None:
-        """Serve a model for the task that its files name, because its self-check for both failed."""
-        task = Task.EMBED if self._files.embeds and self._files.adapter is None else Task.GENERATE
-        self._degraded = str(reason)
-        self._metrics.one_task.add(1)
-        _log.error("one task is served", extra={"task": task.value, "reason": self._degraded})
+    def _serve_fewer_tasks(self, error: FewerTasks) -> None:
+        """Serve a model for the tasks that are left, because its engine cannot serve all."""
+        self._degraded = str(error)
+        _log.error("one task is served", extra={"task": min(error.tasks).value, "reason": self._degraded})
         self._serving.generation = None
-        self._engine_loop = self._engine_loop_of(frozenset((task,)))
+        self._engine_loop = self._engine_loop_of(error.tasks)
         self._engine_loop.start()
 
     async def _measure_backlog(self) -> None:
@@ -239,7 +235,13 @@ class Server:
         assert start.facts is not None, "An engine serves whose facts are not known. This is a bug."
         name = self._settings.served_name
         return describe(
-            name, start.facts, self._files, start.profile, self._instance_id, cost=start.cost, degraded=self._degraded
+            name,
+            start.facts,
+            self._files,
+            start.profile,
+            self._instance_id,
+            generation=start.generation,
+            degraded=self._degraded,
         )
 
     def _announce(self) -> None:

@@ -9,7 +9,7 @@ ModelServerError
 │  ├─ QueueFull          too many tokens wait already; another server, or later
 │  └─ NotServing         starting, rebuilding or stopping
 ├─ StepFailed            the engine raised on this batch, and still works
-├─ TasksDisturb          the self-check of both tasks failed; one of them is served
+├─ FewerTasks            the engine cannot serve all of its tasks; those that it names are served
 ├─ EngineBroken          the engine raised and works no longer; it is rebuilt
 │  └─ DeviceLost         the GPU refuses every further call; the process ends
 └─ CannotStart           settings, installation or model; the process exits with a clear line
@@ -24,6 +24,7 @@ from typing import ClassVar
 import grpc
 
 from k8s.pod.errors import StartError
+from modelserver.engines.engine import Task
 
 _DEVICE_ERROR = "AcceleratorError"
 """torch's error for CUDA's; its name, because not every engine has torch."""
@@ -89,8 +90,12 @@ class DeviceLost(EngineBroken):
     """The GPU refuses every further call of this process."""
 
 
-class TasksDisturb(ModelServerError):
-    """Embeddings and generations have other results in shared steps."""
+class FewerTasks(ModelServerError):
+    """The engine cannot serve all of its tasks: the model is served for `tasks`, and the message says why."""
+
+    def __init__(self, reason: str, tasks: frozenset[Task]) -> None:
+        super().__init__(reason)
+        self.tasks = tasks
 
 
 class CannotStart(StartError, ModelServerError):

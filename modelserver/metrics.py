@@ -8,10 +8,9 @@ import grpc
 
 from k8s.pod.metrics_buffer import Instrument, Labels, MetricsBuffer
 from modelserver.engines.engine import Task
-from modelserver.scheduler.generation_steps import GenerationStep
 from modelserver.scheduler.queued_batch import Composition, StepReport
 
-_DURATION_BOUNDS_S = (
+DURATION_BOUNDS_S = (
     0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0,
 )  # fmt: skip
 _TOKEN_BOUNDS = (8, 16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 4096, 8192, 16384, 32768)
@@ -28,7 +27,7 @@ class Metrics:
         """`queued_tokens` is read at each collection, on the collector's thread; `task`: of the batches."""
         self._task = task.value
         self._duration = buffer.histogram(
-            "embed.engine.duration", "s", "time of one engine step", _DURATION_BOUNDS_S, "composition", "task"
+            "embed.engine.duration", "s", "time of one engine step", DURATION_BOUNDS_S, "composition", "task"
         )
         self._tokens = buffer.histogram(
             "embed.engine.step.tokens", "{token}", "tokens of one engine step", _TOKEN_BOUNDS, "composition", "task"
@@ -50,13 +49,6 @@ class Metrics:
         self._refused = buffer.counter(
             "embed.engine.refused", "{refusal}", "batches and queries refused or failed", "what", "code"
         )
-        self._step = buffer.histogram(
-            "generate.engine.duration", "s", "time of one engine step of a model that generates", _DURATION_BOUNDS_S
-        )
-        self._generated = buffer.counter("generate.engine.tokens", "{token}", "prompt tokens and new tokens", "kind")
-        self.one_task = buffer.counter(
-            "mixed.engine.fallbacks", "{fallback}", "starts with one task because the self-check of both failed"
-        )
 
         def read() -> Mapping[Instrument, Mapping[Labels, float]]:
             return {_QUEUED: {(): queued_tokens()}}
@@ -71,21 +63,11 @@ class Metrics:
         self._queries.add(report.queries, self._task)
         self._batches.add(report.batches)
 
-    def generation_step(self, step: GenerationStep) -> None:
-        self._step.record(step.duration_s)
-        self._generated.add(step.prefill_tokens, "prompt")
-        self._generated.add(step.new_tokens, "new")
-
     def failed_step(self, composition: Composition, duration_s: float) -> None:
         """`duration_s`: of a step that raised; one with rows that are no result is recorded by `step` as well."""
         self._failed.add(1, composition.value)
         if duration_s:
             self._duration.record(duration_s, composition.value, self._task)
-
-    def failed_generation_step(self, duration_s: float) -> None:
-        self._failed.add(1, Composition.MERGED.value)
-        if duration_s:
-            self._step.record(duration_s)
 
     def refused(self, code: grpc.StatusCode, queries: int) -> None:
         """A refused batch (`queries` 0), or this many refused queries of a batch."""

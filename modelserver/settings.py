@@ -1,20 +1,21 @@
-"""All configuration of the model server."""
+"""The settings of the model server's core; `modelserver/all_settings.py` adds those of wings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from k8s.pod.addresses import Bind
 from k8s.pod.settings import Group
 from k8s.pod.telemetry import TelemetrySettings
 from modelserver.model_files import DEFAULT_MODEL_NAME
-from modelserver.scheduler.step_limits import MemoryForm
 
 ENV_PREFIX = "TOKENBATCH_MODELSERVER_"
+
+G = TypeVar("G", bound=Group)
 
 
 class ModelSettings(Group):
@@ -47,21 +48,6 @@ class ModelSettings(Group):
         default="",
         description="task both: folder or Hugging Face hub name of a LoRA adapter to embed through; pooling and prompts"
         " are as its own files say; empty: embed with the model itself",
-    )
-
-
-class GenerationSettings(Group):
-    """A model that generates."""
-
-    time_per_output_token_s: PositiveFloat = Field(
-        default=0.1,
-        description="target for the time between two tokens of one text; prompts are computed in parts to keep it",
-    )
-    memory_limit: MemoryForm = Field(
-        default=MemoryForm.OFF,
-        description="how many sequences run at once. off: as many as vLLM admits; length and occupancy: as many as"
-        " rarely overflow the KV cache, predicted from the final lengths of earlier sequences, or from what they held"
-        " while they ran",
     )
 
 
@@ -143,7 +129,7 @@ _VLLM_OPTIONS = (
 
 
 class ModelServerSettings(Group):
-    """All settings of the model server."""
+    """The settings of the model server, without those of wings."""
 
     other_names: ClassVar[Mapping[str, str]] = {
         **{name: _of_vllm(name) for name in _VLLM_OPTIONS},
@@ -169,7 +155,6 @@ class ModelServerSettings(Group):
 
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
-    generation: GenerationSettings = GenerationSettings()
     grpc: GrpcSettings = GrpcSettings()
     profile: ProfileSettings = Field(
         default=ProfileSettings(),
@@ -187,6 +172,10 @@ class ModelServerSettings(Group):
         " (of every row, or of those with the token) or nan_row (of one row)",
     )
     telemetry: TelemetrySettings = TelemetrySettings(metrics_bind="0.0.0.0:9465")
+
+    def group(self, of: type[G]) -> G | None:
+        """The group of this type, if a wing brought it."""
+        return next((group for _, group in self if isinstance(group, of)), None)
 
     @property
     def served_name(self) -> str:

@@ -6,24 +6,22 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from modelserver.engines.choice import Alternative, Choice, build, build_generator
-from modelserver.engines.engine import CountLaunch, Engine, EngineFacts, Generator
-from modelserver.engines.self_check import EmbeddingsAlone, difference
-from modelserver.errors import CannotStart, TasksDisturb
+from modelserver.engines.choice import Alternative, Choice, build
+from modelserver.engines.engine import CountLaunch, Engine, EngineFacts, Task
+from modelserver.errors import CannotStart
 from modelserver.model_files import ModelFiles
 from modelserver.profile import store
-from modelserver.profile.generation import measure as measure_cost
 from modelserver.profile.measure import Measurable, Profile, ProfileOwner, SweepPlan, known, measure, summary
 from modelserver.profile.threads import measure_threads
 from modelserver.scheduler.queued_batch import MergeLimits
-from modelserver.scheduler.step_limits import MemoryForm, MemoryLimit, StepCost, StepLimits, StepTokens
 from modelserver.scheduler.step_queue import QueueBounds
 from modelserver.settings import ModelServerSettings
 from modelserver.watch import Phase, Watch
+from protos.modelserver.v1 import modelserver_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
@@ -50,15 +48,15 @@ class EngineStart:
     """The profile of a model that embeds; its `backlog_tokens` are measured later, through the server."""
     threaded_tokens: int | None = field(default=None, init=False)
     """The size from which steps take all threads, for a model that embeds on a CPU."""
-    cost: StepCost | None = field(default=None, init=False)
-    """The cost of a step of a model that generates."""
+    generation: pb.GenerationProfile | None = field(default=None, init=False)
+    """Of a model that generates, as it is described."""
 
-    def embedding(self) -> Engine:
-        """Load a model that embeds, on the calling thread. Raises CannotStart."""
-        began_s = self._loading()
+    def batches(self, task: Task) -> Engine:
+        """Load a model for a task that gives one row a query, on the calling thread. Raises CannotStart."""
+        began_s = self.loading()
         with self.watch.phase(Phase.LOAD):
-            choice = build(self.settings, self.files, self.alternatives, self.count_launch)
-        self._loaded(choice.engine.facts, began_s)
+            choice = build(self.settings, self.files, task, self.alternatives, self.count_launch)
+        self.loaded(choice.engine.facts, began_s)
         if choice.fallback:
             self.on_fallback()
         with self.watch.phase(Phase.PROFILE):
@@ -76,44 +74,13 @@ class EngineStart:
             self.threaded_tokens = measure_threads(choice.engine, choice.threads)
         choice.threads.threaded_tokens = self.threaded_tokens
 
-    def generating(self, *, embeds: bool) -> Generator:
-        """Load a model that generates, and `embeds` if so, on the calling thread. Raises CannotStart, TasksDisturb."""
-        began_s = self._loading()
-        with self.watch.phase(Phase.LOAD):
-            engine = build_generator(self.settings, self.files, embeds=embeds)
-            self._loaded(engine.facts, began_s)
-            if embeds and self.settings.engine.kind != "synthetic":
-                self._check(engine)
-        if self.cost is None:
-            with self.watch.phase(Phase.PROFILE):
-                self.cost = _step_cost(self.settings, engine)
-                _log.info("measured the steps", extra={"stage": "profile", **asdict(self.cost)})
-                if embeds:
-                    self.profile = load_profile(EmbeddingsAlone(engine), self.settings, self.files)
-        self.facts = engine.facts
-        return engine
-
-    def _check(self, engine: Generator) -> None:
-        began_s = time.monotonic()
-        reason = difference(engine)
-        if reason is not None:
-            engine.close()
-            raise TasksDisturb(f"embeddings and generations cannot share steps: {reason}")
-        _log.info("checked shared steps", extra={"stage": "check", "took_s": round(time.monotonic() - began_s, 3)})
-
-    def limits(self, facts: EngineFacts) -> StepLimits:
-        assert self.cost is not None, "An engine serves whose steps were not measured. This is a bug."
-        wanted = self.settings.generation
-        tokens = StepTokens(self.cost, wanted.time_per_output_token_s, facts.step_token_capacity, facts.max_sequences)
-        if wanted.memory_limit is MemoryForm.OFF:
-            return StepLimits(tokens, None)
-        return StepLimits(tokens, MemoryLimit(wanted.memory_limit, facts.kv_tokens, facts.context_tokens))
-
-    def _loading(self) -> float:
+    def loading(self) -> float:
+        """Log that a model is being loaded; the present time."""
         _log.info("loading the model", extra={"stage": "load", "path": str(self.files.path)})
         return time.monotonic()
 
-    def _loaded(self, facts: EngineFacts, began_s: float) -> None:
+    def loaded(self, facts: EngineFacts, began_s: float) -> None:
+        """Log that it was loaded."""
         fields = {
             "engine": facts.kind,
             "dtype": facts.dtype,
@@ -123,13 +90,6 @@ class EngineStart:
             "took_s": round(time.monotonic() - began_s, 3),
         }
         _log.info("loaded the model", extra={"stage": "load", **fields})
-
-
-def _step_cost(settings: ModelServerSettings, engine: Generator) -> StepCost:
-    if settings.engine.kind == "synthetic":
-        synthetic = settings.synthetic
-        return StepCost(synthetic.fixed_s, synthetic.per_token_s, synthetic.per_token_s)
-    return measure_cost(engine)
 
 
 def load_profile(engine: Measurable, settings: ModelServerSettings, files: ModelFiles) -> Profile | None:

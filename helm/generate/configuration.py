@@ -13,6 +13,7 @@ from helm.generate.schema import CHART_SETS
 from k8s.pod.help import described
 from k8s.pod.setting_names import Leaf, element_of, leaves
 from modelserver import settings as modelserver
+from modelserver.all_settings import AllModelServerSettings
 
 _HEAD = """\
 # Configuration
@@ -42,7 +43,7 @@ values do not take them. They also do not take `password`, `password_file` and `
 
 _PROCESSES: tuple[tuple[str, str, type[BaseModel], str], ...] = (
     ("Aggregator", "aggregator", AllSettings, aggregator.ENV_PREFIX),
-    ("Model server", "modelserver", modelserver.ModelServerSettings, modelserver.ENV_PREFIX),
+    ("Model server", "modelserver", AllModelServerSettings, modelserver.ENV_PREFIX),
     ("Scaler", "aggregator scaler", scaler.ScalerSettings, scaler.ENV_PREFIX),
 )
 

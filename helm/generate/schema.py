@@ -15,7 +15,7 @@ from aggregator.all_settings import AllSettings
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.wings.redis.settings import RedisSettings
 from aggregator.wings.scaler.settings import ScalerSettings
-from modelserver.settings import ModelServerSettings
+from modelserver.all_settings import AllModelServerSettings
 
 Schema = dict[str, Any]
 
@@ -23,7 +23,7 @@ SETTINGS: dict[str, type[BaseModel]] = {
     "kafka": KafkaSettings,
     "redis": RedisSettings,
     "aggregator": AllSettings,
-    "modelserver": ModelServerSettings,
+    "modelserver": AllModelServerSettings,
     "scaler": ScalerSettings,
 }
 

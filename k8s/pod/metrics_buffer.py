@@ -188,22 +188,30 @@ class BufferedHistogram:
 
 @dataclass(slots=True)
 class MetricsBuffer:
-    """The metrics of a process, read by all its metric readers."""
+    """The metrics of a process, read by all its metric readers. An instrument that is made again is the same."""
 
     scope: InstrumentationScope = field(default_factory=lambda: InstrumentationScope("tokenbatch"))
     start_ns: int = field(default_factory=time.time_ns)
     _sources: list[MetricSource] = field(default_factory=list[MetricSource])
+    _counters: dict[Instrument, BufferedCounter] = field(default_factory=dict[Instrument, BufferedCounter])
+    _histograms: dict[Instrument, BufferedHistogram] = field(default_factory=dict[Instrument, BufferedHistogram])
 
     def counter(self, name: str, unit: str, description: str, *keys: str) -> BufferedCounter:
-        counter = BufferedCounter(Instrument(name, unit, description, keys))
-        self._sources.append(counter)
+        instrument = Instrument(name, unit, description, keys)
+        counter = self._counters.get(instrument)
+        if counter is None:
+            counter = self._counters[instrument] = BufferedCounter(instrument)
+            self._sources.append(counter)
         return counter
 
     def histogram(
         self, name: str, unit: str, description: str, bounds: Sequence[float], *keys: str
     ) -> BufferedHistogram:
-        histogram = BufferedHistogram(Instrument(name, unit, description, keys), bounds)
-        self._sources.append(histogram)
+        instrument = Instrument(name, unit, description, keys)
+        histogram = self._histograms.get(instrument)
+        if histogram is None:
+            histogram = self._histograms[instrument] = BufferedHistogram(instrument, bounds)
+            self._sources.append(histogram)
         return histogram
 
     def gauges(self, instruments: Sequence[Instrument], read: ReadGauges) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 import traceback
@@ -10,20 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from modelserver.engines.engine import (
-    EMBED_AND_GENERATE,
-    CountLaunch,
-    Engine,
-    EngineFacts,
-    Generator,
-    Launch,
-    Scoring,
-    StepThreads,
-    Task,
-)
+from modelserver.engines.engine import CountLaunch, Engine, EngineFacts, Launch, Scoring, StepThreads, Task
 from modelserver.engines.model_config import read_scoring, synthetic_scoring
-from modelserver.engines.pooling import Embedding, Modules, read_embedding, read_modules
-from modelserver.engines.synthetic import Poison, SyntheticEngine, SyntheticGenerator, synthetic_facts
+from modelserver.engines.pooling import Modules, read_modules
+from modelserver.engines.synthetic import Poison, SyntheticEngine, synthetic_facts
 from modelserver.errors import CannotStart, ModelServerError
 from modelserver.model_files import ModelFiles
 from modelserver.settings import EngineSettings, ModelServerSettings
@@ -34,15 +23,11 @@ if TYPE_CHECKING:
 
 L = TypeVar("L")
 
-_log = logging.getLogger(__name__)
-
 _LISTED = re.compile(r"(Supported architectures: dict_keys|The available parameters belonging to|\[type=).*")
 """Lists of hundreds of names at the end of vLLM's errors, and what pydantic adds."""
 _LONGEST_REASON = 400  # characters: a line in a log and in a status
-_SCORES = frozenset((Task.RANK, Task.CLASSIFY))
+SCORES = frozenset((Task.RANK, Task.CLASSIFY))
 _SYNTHETIC_STEP_TOKENS = 8192  # as of a model on a GPU
-_SYNTHETIC_SEQUENCES = 256
-_SYNTHETIC_KV_TOKENS = 1 << 18  # 256 sequences of 1,024 tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +53,20 @@ def uncounted(_launch: Launch) -> None:
 def build(
     settings: ModelServerSettings,
     files: ModelFiles,
+    task: Task,
     alternatives: Mapping[str, Alternative],
     count: CountLaunch = uncounted,
 ) -> Choice:
-    """Load the model on the calling thread. Raises CannotStart.
+    """Load the model on the calling thread for a task that gives one row a query. Raises CannotStart.
 
     `alternatives`: by the name that `engine.kind` has for them; without any, vLLM's own way serves.
     """
     kind = settings.engine.kind
     if kind == "synthetic":
-        return Choice(_synthetic(settings, files))
+        return Choice(_synthetic(settings, files, task))
     if kind not in ("auto", "core", *alternatives):
         raise CannotStart(f"engine.kind is {kind}, which this build does not have: set it to auto")
-    core = _core(settings, files)
+    core = _core(settings, files, task)
     threads = core.threads if core.facts.on_cpu else None
     if kind == "core" or not alternatives or (kind == "auto" and files.is_causal and not core.facts.on_cpu):
         return Choice(core, threads=threads)
@@ -89,44 +75,6 @@ def build(
     if choice.fallback and kind != "auto":
         raise CannotStart(f"engine.kind is {kind}, but {choice.fallback}")
     return replace(choice, threads=threads)
-
-
-def tasks_of(settings: ModelServerSettings, files: ModelFiles) -> frozenset[Task]:
-    """The tasks that the model serves. Raises CannotStart for settings that contradict each other or the files."""
-    match settings.model.task:
-        case "both":
-            embedding_of(settings, files)
-            return EMBED_AND_GENERATE
-        case "auto":
-            return _tasks_of_files(settings, files)
-        case name:
-            if settings.model.adapter:
-                raise CannotStart(f"model.adapter embeds with task both, and model.task is {name}")
-            task = Task(name)
-            if task in _SCORES:
-                scoring_of(settings, files, task)
-            return frozenset((task,))
-
-
-def task_of_batches(settings: ModelServerSettings, files: ModelFiles) -> Task:
-    """The task that gives one row a query; also of a model that is to generate beside it, and cannot in one engine."""
-    return min(tasks_of(settings, files) - {Task.GENERATE})
-
-
-def _tasks_of_files(settings: ModelServerSettings, files: ModelFiles) -> frozenset[Task]:
-    if settings.model.adapter:
-        embedding_of(settings, files)
-        return EMBED_AND_GENERATE
-    if files.scores:
-        return frozenset((read_scoring(files).task,))
-    if files.is_causal and files.embeds and files.has_generation_config:
-        try:
-            embedding_of(settings, files)
-        except CannotStart as error:
-            _log.info("the model only embeds", extra={"reason": str(error)})
-        else:
-            return EMBED_AND_GENERATE
-    return frozenset((Task.GENERATE if files.generates else Task.EMBED,))
 
 
 def scoring_of(settings: ModelServerSettings, files: ModelFiles, task: Task) -> Scoring:
@@ -146,57 +94,40 @@ def scoring_of(settings: ModelServerSettings, files: ModelFiles, task: Task) -> 
     return scoring
 
 
-def embedding_of(settings: ModelServerSettings, files: ModelFiles) -> Embedding:
-    """How a model embeds that also generates. Raises CannotStart if it cannot."""
-    if not files.is_causal and settings.engine.kind != "synthetic":
-        raise CannotStart(f"{files.path} is not a causal language model: it cannot generate; set model.task to embed")
-    return read_embedding(files.path, files.adapter, trusted=_runs_code(settings))
-
-
-def build_generator(settings: ModelServerSettings, files: ModelFiles, *, embeds: bool = False) -> Generator:
-    """Load a model that generates, and `embeds` if so, on the calling thread. Raises CannotStart."""
-    if settings.engine.kind == "synthetic":
-        return _synthetic_generator(settings, files, embeds=embeds)
-    from modelserver.engines.vllm_generator import load  # noqa: PLC0415 - loads torch and vLLM
-
-    embedding = embedding_of(settings, files) if embeds else None
-    return _loaded(lambda options: load(options, embedding), settings, files)
-
-
-def check(settings: ModelServerSettings, files: ModelFiles) -> None:
+def check(settings: ModelServerSettings, files: ModelFiles, task: Task) -> None:
     """Raises CannotStart for a model that vLLM neither embeds nor scores with; its weights are not loaded."""
     from modelserver.engines.core import check as check_model  # noqa: PLC0415 - loads torch and vLLM
 
-    _pooling(check_model, settings, files)
+    _pooling(check_model, settings, files, task)
 
 
 def modules_of(settings: ModelServerSettings, files: ModelFiles) -> Modules | None:
     """The modules after the transformer of a model that only embeds. Raises CannotStart for unknown ones."""
-    modules = read_modules(files.path, trusted=_runs_code(settings))
+    modules = read_modules(files.path, trusted=runs_code(settings))
     if modules is None or not modules.leaves_prompts_out:
         return modules
     return replace(modules, prompts=prompt_tokens(files))
 
 
-def _runs_code(settings: ModelServerSettings) -> bool:
+def runs_code(settings: ModelServerSettings) -> bool:
+    """Whether the code that was published with the model is run."""
     return bool(settings.engine.vllm_options.get("trust_remote_code"))
 
 
-def _core(settings: ModelServerSettings, files: ModelFiles) -> CoreEngine:
+def _core(settings: ModelServerSettings, files: ModelFiles, task: Task) -> CoreEngine:
     from modelserver.engines.core import load  # noqa: PLC0415 - loads torch and vLLM
 
-    return _pooling(load, settings, files)
+    return _pooling(load, settings, files, task)
 
 
-def _pooling(load: Callable[[LoadOptions], L], settings: ModelServerSettings, files: ModelFiles) -> L:
+def _pooling(load: Callable[[LoadOptions], L], settings: ModelServerSettings, files: ModelFiles, task: Task) -> L:
     """A model of one task that gives one row a query, loaded by vLLM. Raises CannotStart."""
-    task = task_of_batches(settings, files)
-    if task in _SCORES:
-        return _loaded(load, settings, files, scoring=scoring_of(settings, files, task))
-    return _loaded(load, settings, files, modules_of(settings, files))
+    if task in SCORES:
+        return loaded(load, settings, files, scoring=scoring_of(settings, files, task))
+    return loaded(load, settings, files, modules_of(settings, files))
 
 
-def _loaded(
+def loaded(
     load: Callable[[LoadOptions], L],
     settings: ModelServerSettings,
     files: ModelFiles,
@@ -239,10 +170,9 @@ def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {said} (raised by {raised.name} in {raised.filename}, line {raised.lineno})"
 
 
-def _synthetic(settings: ModelServerSettings, files: ModelFiles) -> Engine:
-    synthetic, facts = settings.synthetic, _synthetic_facts(settings, files)
-    task = task_of_batches(settings, files)
-    scoring = scoring_of(settings, files, task) if task in _SCORES else None
+def _synthetic(settings: ModelServerSettings, files: ModelFiles, task: Task) -> Engine:
+    synthetic, facts = settings.synthetic, facts_of_synthetic(settings, files)
+    scoring = scoring_of(settings, files, task) if task in SCORES else None
     facts = replace(
         facts,
         tasks=frozenset((task,)),
@@ -252,29 +182,11 @@ def _synthetic(settings: ModelServerSettings, files: ModelFiles) -> Engine:
     )
     time.sleep(synthetic.load_s)
     return SyntheticEngine(
-        facts, synthetic.fixed_s, synthetic.per_token_s, _poison(settings), close_s=synthetic.close_s
+        facts, synthetic.fixed_s, synthetic.per_token_s, poison_of(settings), close_s=synthetic.close_s
     )
 
 
-def _synthetic_generator(settings: ModelServerSettings, files: ModelFiles, *, embeds: bool) -> Generator:
-    synthetic, facts = settings.synthetic, _synthetic_facts(settings, files)
-    facts = replace(
-        facts,
-        tasks=EMBED_AND_GENERATE if embeds else frozenset((Task.GENERATE,)),
-        context_tokens=facts.max_input_tokens,
-        max_sequences=_SYNTHETIC_SEQUENCES,
-        kv_tokens=_SYNTHETIC_KV_TOKENS,
-    )
-    if embeds:
-        longest = min(facts.max_input_tokens - 1, facts.step_token_capacity)
-        facts = replace(facts, dimensions=synthetic.dimensions or files.hidden_size, max_input_tokens=longest)
-    time.sleep(synthetic.load_s)
-    return SyntheticGenerator(
-        facts, synthetic.fixed_s, synthetic.per_token_s, _poison(settings), close_s=synthetic.close_s
-    )
-
-
-def _synthetic_facts(settings: ModelServerSettings, files: ModelFiles) -> EngineFacts:
+def facts_of_synthetic(settings: ModelServerSettings, files: ModelFiles) -> EngineFacts:
     synthetic, step_tokens = settings.synthetic, settings.engine.step_tokens or _SYNTHETIC_STEP_TOKENS
     return synthetic_facts(
         version=f"{synthetic.fixed_s} s + {synthetic.per_token_s} s",  # the profile depends on the speed
@@ -286,7 +198,7 @@ def _synthetic_facts(settings: ModelServerSettings, files: ModelFiles) -> Engine
     )
 
 
-def _poison(settings: ModelServerSettings) -> Poison:
+def poison_of(settings: ModelServerSettings) -> Poison:
     synthetic = settings.synthetic
     return Poison(
         synthetic.poison_token_id,

@@ -1,25 +1,18 @@
-"""An engine, as the model server drives it: whole steps of embeddings, or sequences that gain tokens step by step.
-
-An engine of the second kind may embed as well: an embedding is then a sequence that ends with its prompt.
-"""
+"""An engine, as the model server drives it: whole steps of queries that get a row each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from collections.abc import Generator as Yielding
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from protos.modelserver.v1 import modelserver_pb2 as pb
-
 IdArray = npt.NDArray[np.int32]
 Matrix = npt.NDArray[np.float32]
-Vector = npt.NDArray[np.float32]
 
 
 class Task(StrEnum):
@@ -29,10 +22,6 @@ class Task(StrEnum):
     EMBED = "embed"
     GENERATE = "generate"
     RANK = "rank"
-
-
-EMBED_AND_GENERATE = frozenset((Task.EMBED, Task.GENERATE))
-"""The two tasks that one model may have at once."""
 
 
 class Launch(StrEnum):
@@ -182,135 +171,6 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Logprobs:
-    """Of a sequence's new tokens: ids and logarithms [tokens, width], each token first; ranks [tokens] of those."""
-
-    token_ids: npt.NDArray[np.int32]
-    values: npt.NDArray[np.float32]
-    ranks: npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class NewTokens:
-    """The new tokens that one step gave one sequence. `finished`: these are its last ones.
-
-    `length`: it reached max_tokens or the model's limit; otherwise it stopped. `stop_tokens`: of its last tokens, how
-    many are not text. `vector`: of an embedding, float32 [dimensions], not normalised; then the tokens are meaningless.
-    `broken`: the engine's scores of its next token are not numbers, so that the token means nothing.
-    """
-
-    name: str
-    token_ids: Sequence[int]
-    finished: bool = False
-    length: bool = False
-    stop_tokens: int = 0
-    logprobs: Logprobs | None = None
-    vector: Vector | None = None
-    broken: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StepLoad:
-    """The work of the last step: prompt tokens of generations, sequences that decoded, tokens of embeddings.
-
-    `by_name`: the tokens of each sequence and embedding.
-    """
-
-    prefill_tokens: int
-    decoding: int
-    embedding_tokens: int = 0
-    by_name: Mapping[str, int] = field(default_factory=dict[str, int])
-
-    def shares_s(self, duration_s: float) -> dict[str, float]:
-        """The part of a step of this duration that each sequence and embedding took, by its tokens."""
-        each_s = duration_s / max(1, sum(self.by_name.values()))
-        return {name: tokens * each_s for name, tokens in self.by_name.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
-    """The work that an engine holds between two steps.
-
-    `decoding`: generations whose prompt is computed. `begun`: tokens left of each prompt that is computed in part.
-    `waiting_tokens`: of prompts that are not begun. `embeddings`: tokens left of each embedding.
-    """
-
-    decoding: int = 0
-    begun: Sequence[int] = ()
-    waiting_tokens: int = 0
-    embeddings: Sequence[int] = ()
-
-    @property
-    def prefill_tokens(self) -> int:
-        """Prompt tokens of generations that are not computed yet."""
-        return sum(self.begun) + self.waiting_tokens
-
-
-class Generator(Protocol):
-    """One loaded model that generates, and embeds if that is among its tasks.
-
-    Everything is called on the thread that built it. `running` and `load` count generations and embeddings apart.
-    """
-
-    @property
-    def facts(self) -> EngineFacts: ...
-
-    @property
-    def running(self) -> int:
-        """Generations that hold keys and values."""
-        ...
-
-    @property
-    def load(self) -> EngineLoad: ...
-
-    @property
-    def free_kv_tokens(self) -> int:
-        """Tokens whose keys and values fit the free KV cache."""
-        ...
-
-    @property
-    def has_work(self) -> bool: ...
-
-    def add(self, name: str, token_ids: Sequence[int], sampling: pb.Sampling, turn_s: float = 0.0) -> None:
-        """Start a sequence after `token_ids`, all of them valid. Raises ValueError for a parameter out of range.
-
-        Of the sequences that wait for their first step, those with the least `turn_s` are first; equal ones in the
-        order of arrival.
-        """
-        ...
-
-    def embed(self, name: str, token_ids: Sequence[int]) -> None:
-        """Compute the vector of `token_ids`, all of them valid, before prompts that wait."""
-        ...
-
-    def abort(self, names: Collection[str]) -> None:
-        """Forget sequences, and free their KV cache at once; unknown names are ignored."""
-        ...
-
-    def discard(self, names: Collection[str]) -> None:
-        """Forget the sequences of a step that raised, the only ones that ran. Raises EngineBroken."""
-        ...
-
-    def limit(self, step_tokens: int, sequences: int, prompt_part: int = 0) -> None:
-        """Limit the next steps: tokens, generations at once, and tokens of one prompt (0: all of them)."""
-        ...
-
-    def preempt(self) -> None:
-        """Preempt every generation; each resumes with the tokens that it has."""
-        ...
-
-    def step(self) -> tuple[Sequence[NewTokens], StepLoad]:
-        """Compute one step. Raises whatever the engine raises."""
-        ...
-
-    def recover(self) -> None:
-        """Forget every sequence after a step that raised. Raises EngineBroken if the engine works no longer."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class StepThreads:
     """A step of fewer than `threaded_tokens` tokens gets one of the engine's threads, a larger one all (ADR 17)."""
 
@@ -321,7 +181,7 @@ class StepThreads:
         self._use = use
 
     @contextmanager
-    def of(self, tokens: int) -> Yielding[None]:
+    def of(self, tokens: int) -> Generator[None]:
         if tokens >= self.threaded_tokens:
             yield
             return

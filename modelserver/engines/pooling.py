@@ -41,8 +41,6 @@ _READ_ELSEWHERE = frozenset(
 """Keys of a sentence config that `model_files` reads, or that change no vector."""
 _HOW_COMPUTED = frozenset(("add_pooling_layer", "attn_implementation", "dtype", "torch_dtype", "trust_remote_code"))
 """Arguments of a sentence config for transformers' model that change no vector but by rounding."""
-_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""The ranks that vLLM allows."""
 
 
 class Pooling(StrEnum):
@@ -64,8 +62,8 @@ _OLD_KEYS = {
     "pooling_mode_weightedmean_tokens": Pooling.WEIGHTED_MEAN,
     "pooling_mode_lasttoken": Pooling.LAST,
 }
-_VLLMS = frozenset((Pooling.CLS, Pooling.MEAN, Pooling.LAST))
-"""The poolings of vLLM, and `tap`."""
+OF_VLLM = frozenset((Pooling.CLS, Pooling.MEAN, Pooling.LAST))
+"""The poolings of vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,31 +107,7 @@ class Modules:
     def needs_place(self) -> bool:
         """Whether they are more than one of the three poolings that vLLM has."""
         first, *others = self.poolings
-        return bool(self.layers or self.prompts or others) or first not in _VLLMS
-
-
-@dataclass(frozen=True, slots=True)
-class Embedding:
-    """How a model that generates embeds as well; `adapter`: the folder of a LoRA adapter, of at most `adapter_rank`."""
-
-    pooling: Pooling
-    adapter: Path | None = None
-    adapter_rank: int = 0
-
-
-def read_embedding(model: Path, adapter: Path | None, *, trusted: bool = False) -> Embedding:
-    """How to embed beside generation. Raises CannotStart for what cannot be pooled from a generating engine."""
-    if adapter is None:
-        return Embedding(_generating_pooling(model, trusted=trusted))
-    config = read_json(adapter / "adapter_config.json")
-    if config is None:
-        raise CannotStart(f"{adapter} holds no adapter_config.json: not the folder of a LoRA adapter")
-    rank = config.get("r")
-    fitting = next((each for each in _LORA_RANKS if isinstance(rank, int) and 0 < rank <= each), None)
-    if config.get("peft_type") != "LORA" or fitting is None:
-        raise CannotStart(f"{adapter} is not a LoRA adapter of a rank up to {_LORA_RANKS[-1]}: peft_type "
-                          f"{config.get('peft_type')}, r {rank}")  # fmt: skip
-    return Embedding(_generating_pooling(adapter, trusted=trusted), adapter, fitting)
+        return bool(self.layers or self.prompts or others) or first not in OF_VLLM
 
 
 def read_modules(folder: Path, *, trusted: bool) -> Modules | None:
@@ -181,25 +155,6 @@ def read_listed(folder: Path) -> list[dict[str, Any]] | None:
     if path := listed[0].get("path"):
         raise CannotStart(f"{file} has its Transformer in {path}: it must be in the model's folder itself")
     return listed
-
-
-def _generating_pooling(folder: Path, *, trusted: bool) -> Pooling:
-    modules = read_modules(folder, trusted=trusted)
-    if modules is None:
-        return Pooling.LAST
-    first, *others = modules.poolings
-    if modules.layers:
-        refused = f"has a {type(modules.layers[0]).__name__} module after its pooling"
-    elif others or first not in _VLLMS:
-        refused = f"pools by {' and '.join(modules.poolings)}"
-    elif modules.leaves_prompts_out:
-        refused = "pools without the prompt's tokens (include_prompt)"
-    else:
-        return first
-    raise CannotStart(
-        f"{folder} {refused}; a model that also generates can pool by the last token, the mean or the first token of"
-        " the whole input, and nothing after it: set model.task to embed"
-    )
 
 
 def _kind(module: Mapping[str, Any], file: Path, *, trusted: bool) -> str:

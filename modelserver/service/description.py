@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from modelserver.engines.engine import EngineFacts, Scoring, Task
 from modelserver.model_files import ModelFiles
 from modelserver.profile.measure import Profile
-from modelserver.scheduler.step_limits import StepCost
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 
@@ -26,10 +25,10 @@ def describe(
     profile: Profile | None,
     instance_id: str,
     *,
-    cost: StepCost | None = None,
+    generation: pb.GenerationProfile | None = None,
     degraded: str = "",
 ) -> Description:
-    """The description of one running model server; `cost` is of a server that generates.
+    """The description of one running model server; `generation` is of a server that generates.
 
     `degraded`: why it serves fewer tasks than its settings ask for.
     """
@@ -60,7 +59,7 @@ def describe(
             capture_sizes=facts.capture_sizes,
             labels=facts.scoring.labels if Task.CLASSIFY in facts.tasks and facts.scoring else (),
             pair_template=_pair_template(facts.scoring) if facts.scoring is not None else None,
-            generation=_generation(cost, facts) if cost is not None else None,
+            generation=generation,
             pools_spans=facts.pools_spans,
             never_zero=min(facts.tasks) != Task.GENERATE and not facts.gives_zeros,
         ),
@@ -69,17 +68,6 @@ def describe(
 
 def _pair_template(scoring: Scoring) -> pb.PairTemplate:
     return pb.PairTemplate(text=scoring.template, token_types=scoring.token_types)
-
-
-def _generation(cost: StepCost, facts: EngineFacts) -> pb.GenerationProfile:
-    return pb.GenerationProfile(
-        fixed_s=cost.fixed_s,
-        per_sequence_s=cost.per_sequence_s,
-        per_token_s=cost.per_token_s,
-        kv_tokens=facts.kv_tokens,
-        max_sequences=facts.max_sequences,
-        context_tokens=facts.context_tokens,
-    )
 
 
 def _matryoshka(files: ModelFiles, dimensions: int) -> tuple[int, ...]:

@@ -7,19 +7,17 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import grpc
 from typing_extensions import override
 
 from modelserver.engines.engine import Task
 from modelserver.errors import ModelServerError, NotServing, WrongModel, WrongTask
-from modelserver.scheduler.generation_steps import GenerationSteps
 from modelserver.scheduler.queued_batch import Answer, Outcome, QueuedBatch, Unclaimed
 from modelserver.scheduler.step_queue import StepQueue
 from modelserver.service import batch as batches
 from modelserver.service.description import Description
-from modelserver.service.generation import generate
 from modelserver.service.tracing import BatchSpan, no_span
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
@@ -29,13 +27,27 @@ _CHUNK_BYTES = 1024 * 1024  # below gRPC's default limit of 4 MiB
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
+class SequenceCalls(Protocol):
+    """The calls of Generate, which the wing `generation` serves."""
+
+    def serve(
+        self, commands: AsyncIterator[pb.GenerateCommand], description: Description, unclaimed: Unclaimed
+    ) -> AsyncIterator[pb.GenerateStep]:
+        """The messages of the sequences that `commands` start."""
+        ...
+
+    def close(self) -> None:
+        """Start no further sequence; the started ones run to their ends."""
+        ...
+
+
 @dataclass(slots=True)
 class Serving:
     """The queue of embeddings, the sequences, and the description: `description` is None until the engine is ready."""
 
     queue: StepQueue
     description: Description | None = None
-    generation: GenerationSteps | None = None
+    generation: SequenceCalls | None = None
     unclaimed: Unclaimed = field(default_factory=Unclaimed)
 
 
@@ -88,7 +100,7 @@ class ModelServerServicer(pb_grpc.ModelServerServicer):
             await self._refuse(NotServing("the engine is not ready"), context)
         if serving.generation is None:
             await self._refuse(WrongTask("the model served here does not generate"), context)
-        async for step in generate(request_iterator, serving.generation, serving.description, serving.unclaimed):
+        async for step in serving.generation.serve(request_iterator, serving.description, serving.unclaimed):
             yield step
 
     @override

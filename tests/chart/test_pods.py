@@ -14,6 +14,7 @@ from aggregator.settings.aggregator import ENV_PREFIX as AGGREGATOR
 from aggregator.wings.scaler.settings import ENV_PREFIX as SCALER
 from aggregator.wings.scaler.settings import ScalerSettings
 from k8s.pod.settings import load
+from modelserver.all_settings import AllModelServerSettings
 from modelserver.settings import ENV_PREFIX as MODELSERVER
 from modelserver.settings import ModelServerSettings
 from tests.chart.rendering import CASES, Object, find, pod_specs, render
@@ -21,7 +22,7 @@ from tests.chart.rendering import CASES, Object, find, pod_specs, render
 VOLUMES = {"configMap", "emptyDir", "projected", "secret", "persistentVolumeClaim", "csi", "ephemeral"}
 LOAD: dict[str, Callable[[Path], object]] = {
     "aggregator.yaml": lambda file: load(AllSettings, AGGREGATOR, file),
-    "modelserver.yaml": lambda file: load(ModelServerSettings, MODELSERVER, file),
+    "modelserver.yaml": lambda file: load(AllModelServerSettings, MODELSERVER, file),
     "scaler.yaml": lambda file: load(ScalerSettings, SCALER, file),
 }
 

@@ -11,15 +11,16 @@ from unittest.mock import patch
 from aggregator.all_settings import AllSettings
 from aggregator.settings import aggregator as aggregator_settings
 from k8s.pod.settings import SettingsError, as_text, load
-from modelserver import settings as modelserver_settings
+from modelserver.all_settings import AllModelServerSettings
 from modelserver.errors import CannotStart
 from modelserver.profile import store as profile_store
 from modelserver.profile.measure import ProfileOwner, summary
+from modelserver.settings import ENV_PREFIX
 from tests.fuzz.target import Cut, Target
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))  # noqa: S108 - memory
 _OWNER = ProfileOwner("m", "r", "float32", "synthetic", "1", "cpu")
-_PREFIXES = (aggregator_settings.ENV_PREFIX, modelserver_settings.ENV_PREFIX)
+_PREFIXES = (aggregator_settings.ENV_PREFIX, ENV_PREFIX)
 _NAMES = (
     *("KAFKA__TOPICS", "KAFKA__BOOTSTRAP_SERVERS", "KAFKA__CLIENT__SESSION_TIMEOUT_S", "MODELS", "BATCHING__COALESCE"),
     *("KAFKA", "GRPC__BIND", "ENGINE__KIND", "ENGINE__STEP_TOKENS", "MODEL__PATH", "PROFILE"),
@@ -30,7 +31,7 @@ def _load(kind: int, file: Path | None, env: dict[str, str]) -> None:
     try:
         with patch.dict(os.environ, {name: value for name, value in env.items() if _may_be_set(name, value)}):
             if kind % 2:
-                as_text(load(modelserver_settings.ModelServerSettings, _PREFIXES[1], file))
+                as_text(load(AllModelServerSettings, _PREFIXES[1], file))
             else:
                 as_text(load(AllSettings, _PREFIXES[0], file))
     except (CannotStart, SettingsError):

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from aggregator.all_settings import AllSettings
 from aggregator.wings.scaler.settings import ScalerSettings
-from modelserver.settings import ModelServerSettings
+from modelserver.all_settings import AllModelServerSettings
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -68,7 +68,7 @@ def names(settings: type[BaseModel], before: str = "") -> Iterator[str]:
 
 PROCESSES = (
     AllSettings,
-    ModelServerSettings,
+    AllModelServerSettings,
     ScalerSettings,
 )
 KNOWN = {name for each in PROCESSES for name in names(each)}

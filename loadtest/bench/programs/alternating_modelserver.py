@@ -24,11 +24,11 @@ def _alternate() -> None:
     process_env.prepare_engine_env(os.environ, local_model=True, v1_runner=True)
     from vllm.v1.core.sched.request_queue import create_request_queue  # noqa: PLC0415 - vLLM reads the environment first
 
-    from modelserver.engines import vllm_generator  # noqa: PLC0415
-    from modelserver.engines.engine import NewTokens, StepLoad  # noqa: PLC0415
-    from modelserver.engines.tap import NAME  # noqa: PLC0415
+    from modelserver.wings.both import vllm_generator  # noqa: PLC0415
+    from modelserver.wings.both.tap import NAME  # noqa: PLC0415
+    from modelserver.wings.generation.generator import NewTokens, StepLoad  # noqa: PLC0415
 
-    class Alternating(vllm_generator.VllmGenerator):
+    class Alternating(vllm_generator.VllmMixedGenerator):
         """Puts the requests of one task aside for a step, while both have some."""
 
         alternates = False
@@ -38,7 +38,7 @@ def _alternate() -> None:
         def step(self) -> tuple[Sequence[NewTokens], StepLoad]:
             if not self.alternates:
                 return super().step()
-            scheduler: Any = self._scheduler
+            scheduler: Any = self.scheduler
             requests = list(scheduler.requests.values())
             embeddings = {each.request_id for each in requests if each.request_id.startswith(NAME)}
             if not embeddings or len(embeddings) == len(requests):
@@ -70,7 +70,7 @@ def _alternate() -> None:
         Alternating.alternates = not Alternating.alternates
 
     signal.signal(signal.SIGUSR1, switch)
-    vllm_generator.VllmGenerator = Alternating  # type: ignore[misc]
+    vllm_generator.VllmMixedGenerator = Alternating  # type: ignore[misc]
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from k8s.pod.settings import load
 from loadtest.bench.gpu.models import make_missing
 from modelserver.__main__ import prepare
 from modelserver.engines.choice import build
-from modelserver.engines.engine import Engine
+from modelserver.engines.engine import Engine, Task
 from modelserver.model_files import ModelFiles
 from modelserver.process_env import needs_v1_runner, prepare_engine_env, reexecution
 from modelserver.profile.measure import measure, production_mix
@@ -43,7 +43,7 @@ def time_steps(settings: ModelServerSettings, files: ModelFiles, totals: Sequenc
     `steps` has, by total, the seconds of a step (median) and those in which the device computed.
     """
     began_s = time.monotonic()
-    engine = build(settings, files, ALTERNATIVES).engine
+    engine = build(settings, files, Task.EMBED, ALTERNATIVES).engine
     warm_up(engine)
     load_s = time.monotonic() - began_s
     facts = engine.facts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from modelserver.scheduler.step_limits import LengthMoments, exact_batch, theta
+from modelserver.wings.generation.step_limits import LengthMoments, exact_batch, theta
 
 _MIN_LENGTHS = 30
 

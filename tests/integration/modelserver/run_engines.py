@@ -31,7 +31,7 @@ from modelserver import model_files  # noqa: E402
 from modelserver.engines import choice  # noqa: E402
 from modelserver.engines import core as core_module  # noqa: E402
 from modelserver.engines.core import CoreEngine, LoadOptions, chosen_dtype, engine_config, load  # noqa: E402
-from modelserver.engines.engine import Engine  # noqa: E402
+from modelserver.engines.engine import Engine, Task  # noqa: E402
 from modelserver.engines.vllm_internals import captured as captured_sizes  # noqa: E402
 from modelserver.engines.vllm_internals import runner_of  # noqa: E402
 from modelserver.errors import CannotStart, EngineBroken  # noqa: E402
@@ -236,12 +236,16 @@ def refused(folder: Path) -> dict[str, Any]:
         (linked / "config.json").unlink()
         (linked / "config.json").write_text(json.dumps({**config, **entries}), encoding="utf-8")
         settings, files = ModelServerSettings(engine=EngineSettings(kind="core")), model_files.read(linked, "")
-        said[name] = [_refusal(partial(job, settings, files)) for job in (choice.check, _build)]
+        said[name] = [_refusal(partial(job, settings, files)) for job in (check, build)]
     return said
 
 
-def _build(settings: ModelServerSettings, files: model_files.ModelFiles) -> choice.Choice:
-    return choice.build(settings, files, ALTERNATIVES)
+def check(settings: ModelServerSettings, files: model_files.ModelFiles) -> None:
+    choice.check(settings, files, Task.EMBED)
+
+
+def build(settings: ModelServerSettings, files: model_files.ModelFiles) -> choice.Choice:
+    return choice.build(settings, files, Task.EMBED, ALTERNATIVES)
 
 
 def _refusal(job: Callable[[], object]) -> str:

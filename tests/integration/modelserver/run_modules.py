@@ -12,7 +12,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from transformers import (  # noqa: E402
 
 from modelserver import model_files  # noqa: E402
 from modelserver.engines import choice  # noqa: E402
-from modelserver.engines.engine import Engine, Spans  # noqa: E402
+from modelserver.engines.engine import Engine, Spans, Task  # noqa: E402
 from modelserver.errors import CannotStart  # noqa: E402
 from modelserver.model_files import TOKENIZER_FILE  # noqa: E402
 from modelserver.registry import ALTERNATIVES  # noqa: E402
@@ -205,7 +204,7 @@ def apart(folder: Path, expected: Vectors, of_spans: Vectors | None) -> dict[str
     tokenizer.no_truncation()
     prompted = [prompt + text for prompt in (files.query_prompt, files.document_prompt) for text in TEXTS]
     queries = [each.ids for each in tokenizer.encode_batch(prompted)]
-    core = choice.build(settings(), files, ALTERNATIVES).engine
+    core = choice.build(settings(), files, Task.EMBED, ALTERNATIVES).engine
     engines: dict[str, Engine] = {"core": core, **alternatives(core)}  # type: ignore[arg-type]  # it is a CoreEngine
     found = {name: _finished(embed(engine, queries), normalizes=files.normalizes) for name, engine in engines.items()}
     said = {"dimensions": core.facts.dimensions, "expected_dimensions": expected.shape[1]}
@@ -245,7 +244,7 @@ def refused(folder: Path) -> Iterator[dict[str, Any]]:
         content = json.loads((copied / path).read_text(encoding="utf-8"))
         (copied / path).write_text(json.dumps({**content, **change}), encoding="utf-8")
         said: list[str] = []
-        for job in (choice.check, partial(choice.build, alternatives=ALTERNATIVES)):
+        for job in (run_engines.check, run_engines.build):
             try:
                 job(settings(), model_files.read(copied, ""))
             except CannotStart as error:

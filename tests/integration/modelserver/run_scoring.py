@@ -27,7 +27,8 @@ from torch import nn  # noqa: E402
 from modelserver import model_files  # noqa: E402
 from modelserver.engines import choice  # noqa: E402
 from modelserver.engines.engine import Engine, IdArray  # noqa: E402
-from modelserver.registry import ALTERNATIVES  # noqa: E402
+from modelserver.modes import tasks_of  # noqa: E402
+from modelserver.registry import ALTERNATIVES, MODES  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings, ModelSettings  # noqa: E402
 from tests.integration.modelserver import tiny_models  # noqa: E402
 
@@ -232,7 +233,8 @@ def scored(shape: Shape, folder: Path) -> dict[str, Any]:
         engine=EngineSettings(dtype="float32", step_tokens=1024, vllm_options={"num_gpu_blocks_override": 256}),
     )
     files = model_files.read(folder, "")
-    chosen = choice.build(settings, files, ALTERNATIVES)
+    (task,) = tasks_of(settings, files, MODES)
+    chosen = choice.build(settings, files, task, ALTERNATIVES)
     found: dict[str, Any] = {"engine": chosen.engine.facts.kind, "fallback": chosen.fallback}
     facts = chosen.engine.facts
     found |= {"tasks": sorted(facts.tasks), "token_types": facts.token_types, "longest": facts.max_input_tokens}

@@ -16,6 +16,8 @@ import pytest
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 ENGINES = Path("modelserver/engines")
+WINGS = Path("modelserver/wings")
+TAP = WINGS / "both" / "tap.py"
 GPU_LOCK = Path("requirements/modelserver-gpu.txt")
 
 
@@ -62,7 +64,7 @@ def test_every_name_that_is_used_is_in_the_source_with_its_parameters(source: Pa
 
 def test_every_attribute_that_the_tap_reads_of_vllm_is_listed() -> None:
     listed = {name.partition("(")[0] for names in used().values() for name in names}
-    read = set(_read_of_vllm(_parsed(ENGINES / "tap.py")))
+    read = set(_read_of_vllm(_parsed(TAP)))
     assert {"prompt_len", "num_prompt_tokens", "_model_runner_output", "use_ubatching"} <= read
     assert read - listed == set()
 
@@ -124,9 +126,11 @@ MAKE_ENGINES = frozenset({"_engine_config", "_graphs", "engine_config", "load"})
 
 def _engine_arguments() -> Iterator[str]:
     """The names that `EngineArgs` is given: keywords of the functions that pass them on, and keys of mappings."""
-    for file in ("core.py", "vllm_generator.py"):
-        for function in _parsed(ENGINES / file).body:
+    generators = (WINGS / wing / "vllm_generator.py" for wing in ("generation", "both"))
+    for file in (ENGINES / "core.py", *generators):
+        for function in _parsed(file).body:
             made = isinstance(function, ast.FunctionDef) and function.name in MAKE_ENGINES
+            made |= isinstance(function, ast.AnnAssign) and ast.unparse(function.target) == "SCHEDULING"
             nodes = list(ast.walk(function))
             inner = {id(value) for node in nodes if isinstance(node, ast.Dict) for value in node.values}
             for node in nodes:

@@ -6,12 +6,13 @@ import pytest
 
 from k8s.pod.help import help_text
 from k8s.pod.settings import SettingsError, load
-from modelserver.settings import ENV_PREFIX, ModelServerSettings
+from modelserver.all_settings import AllModelServerSettings
+from modelserver.settings import ENV_PREFIX
 
 
 def test_options_of_vllm_are_a_mapping_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"{ENV_PREFIX}ENGINE__VLLM_OPTIONS", '{"enforce_eager": true}')
-    settings = load(ModelServerSettings, ENV_PREFIX)
+    settings = load(AllModelServerSettings, ENV_PREFIX)
     assert settings.engine.vllm_options == {"enforce_eager": True}
 
 
@@ -32,12 +33,12 @@ def test_options_of_vllm_are_a_mapping_in_the_environment(monkeypatch: pytest.Mo
 def test_a_name_of_vllm_or_tei_leads_to_its_setting_here(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_PREFIX + name, "2")
     with pytest.raises(SettingsError) as caught:
-        load(ModelServerSettings, ENV_PREFIX)
+        load(AllModelServerSettings, ENV_PREFIX)
     assert str(caught.value) == f"{ENV_PREFIX}{name} is not a setting: {told}"
 
 
 def test_help_says_every_setting_its_choices_and_its_default() -> None:
-    text = help_text(ModelServerSettings, ENV_PREFIX)
+    text = help_text(AllModelServerSettings, ENV_PREFIX)
     assert f"{ENV_PREFIX}ENGINE__DTYPE  <auto|float32|bfloat16|float16>  [default auto]" in text
     assert f"{ENV_PREFIX}MODEL__PATH  <text>  [default empty]" in text
     assert f'{ENV_PREFIX}PROFILE  <mapping>  [default {{"enabled": true,' in text

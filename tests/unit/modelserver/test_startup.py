@@ -8,7 +8,7 @@ import pytest
 
 from modelserver import model_files, startup
 from modelserver.engines.choice import Choice, uncounted
-from modelserver.engines.engine import StepThreads
+from modelserver.engines.engine import StepThreads, Task
 from modelserver.errors import CannotStart
 from modelserver.model_files import ModelFiles
 from modelserver.profile import store
@@ -92,9 +92,9 @@ def test_a_fallback_is_told_and_a_rebuild_measures_nothing_again(
     monkeypatch.setattr(startup, "measure_threads", lambda *_: bounds.pop())
     told: list[int] = []
     start = EngineStart(settings_of(tmp_path), files, {}, lambda: told.append(1), uncounted, WATCH)
-    start.embedding()
+    start.batches(Task.EMBED)
     first, steps = start.profile, len(engine.steps)
-    start.embedding()
+    start.batches(Task.EMBED)
     assert told == [1, 1]
     assert start.profile is first
     assert len(engine.steps) == steps + 1, "only the warm-up ran again"
@@ -115,7 +115,7 @@ def test_a_rebuild_that_hangs_is_overdue_as_the_first_load_is(
 
     monkeypatch.setattr(startup, "build", build)
     start = EngineStart(settings_of(tmp_path), files, {}, lambda: None, uncounted, watch)
-    start.embedding()
-    start.embedding()
+    start.batches(Task.EMBED)
+    start.batches(Task.EMBED)
     assert overdue == [None, "load takes longer than 1 s"]
     assert watch.overdue() is None

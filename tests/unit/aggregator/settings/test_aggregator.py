@@ -13,7 +13,7 @@ from aggregator.settings.aggregator import ENV_PREFIX
 from aggregator.wings.scaler.settings import ScalerSettings
 from k8s.pod.setting_names import all_paths
 from k8s.pod.settings import Group, SettingsError, load
-from modelserver.settings import ModelServerSettings
+from modelserver.all_settings import AllModelServerSettings
 
 AGGREGATORS = f"{ENV_PREFIX}TENANTS__AGGREGATORS"
 MODELS = f"{ENV_PREFIX}MODELS"
@@ -88,7 +88,7 @@ def test_kafkas_brokers_are_found_by_their_usual_names(name: str, monkeypatch: p
         load(AllSettings, ENV_PREFIX)
 
 
-@pytest.mark.parametrize("settings", [AllSettings, ScalerSettings, ModelServerSettings])
+@pytest.mark.parametrize("settings", [AllSettings, ScalerSettings, AllModelServerSettings])
 def test_a_name_of_others_leads_to_a_setting_that_is_there(settings: type[Group]) -> None:
     names = {target for target in settings.other_names.values() if re.fullmatch(r"[\w.]+", target)}
     assert names

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from modelserver import model_files
-from modelserver.engines.choice import tasks_of
 from modelserver.engines.engine import Activation, Scoring, Task
 from modelserver.engines.model_config import activated, read_scoring
 from modelserver.errors import CannotStart
+from modelserver.modes import tasks_of
+from modelserver.registry import MODES
 from modelserver.settings import EngineSettings, ModelServerSettings, ModelSettings
 from tests.support.model_folder import change, write
 
@@ -153,7 +154,6 @@ def test_answers_that_are_not_computed_are_refused(folder: Path, config: Any, mo
         (CLASSIFIER, "auto", Task.RANK),
         (NLI, "auto", Task.CLASSIFY),
         (CLASSIFIER, "rank", Task.RANK),
-        (DECODER, "auto", Task.GENERATE),
         (DECODER, "rank", Task.RANK),
     ],
 )
@@ -175,10 +175,19 @@ def test_a_task_that_the_files_do_not_allow_is_refused(folder: Path, config: Any
         tasks(folder, config, asked)
 
 
+def test_a_task_that_no_mode_serves_is_refused_with_what_is(folder: Path) -> None:
+    settings, files = ModelServerSettings(model=ModelSettings(task="generate")), model_files.read(folder, "")
+    with pytest.raises(CannotStart, match="set it to embed, rank or classify"):
+        tasks_of(settings, files, ())
+    embedding = ModelServerSettings(model=ModelSettings(task="embed", adapter="a"))
+    with pytest.raises(CannotStart, match=r"embeds with task both, and model\.task is embed"):
+        tasks_of(embedding, files, ())
+
+
 def tasks(folder: Path, config: dict[str, Any], asked: Any) -> frozenset[Task]:
     change(folder, "config.json", **config)
     settings = ModelServerSettings(model=ModelSettings(task=asked), engine=EngineSettings(kind="core"))
-    return tasks_of(settings, model_files.read(folder, ""))
+    return tasks_of(settings, model_files.read(folder, ""), MODES)
 
 
 @pytest.mark.parametrize(

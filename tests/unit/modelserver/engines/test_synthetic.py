@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserver.engines.engine import Activation, IdArray, Matrix, Scoring
-from modelserver.engines.synthetic import Poison, PoisonMode, SyntheticEngine, SyntheticGenerator, vectors
+from modelserver.engines.synthetic import Poison, PoisonMode, SyntheticEngine, vectors
 from tests.support.fake_step_engine import facts_of
 
 
@@ -73,8 +73,7 @@ def test_an_engine_that_lies_raises_nothing_and_gives_wrong_rows(
         assert np.array_equal(found[row], expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", [SyntheticEngine, SyntheticGenerator])
-def test_closing_takes_as_long_as_it_is_set_to(kind: type[SyntheticEngine | SyntheticGenerator]) -> None:
+def test_closing_takes_as_long_as_it_is_set_to() -> None:
     slept: list[float] = []
-    kind(facts_of(), 0.0, 0.0, sleep=slept.append, close_s=3.0).close()
+    SyntheticEngine(facts_of(), 0.0, 0.0, sleep=slept.append, close_s=3.0).close()
     assert slept == [3.0]

@@ -18,23 +18,27 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
+from typing_extensions import override
 
-from modelserver.engines.engine import EngineFacts, EngineLoad, Generator, Matrix, NewTokens, StepLoad
+from modelserver.engines.engine import EngineFacts, Matrix
 from modelserver.errors import ModelServerError, NotServing, StepFailed
 from modelserver.scheduler.queued_batch import Answer, Composition, QueuedBatch, StepReport, Unclaimed
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 from modelserver.service.batch import broken_rows
+from modelserver.wings.both.generator import Embeds
+from modelserver.wings.generation.generator import EngineLoad, Generator, NewTokens, StepLoad
+from modelserver.wings.generation.sharing import SharedSteps
 
 _log = logging.getLogger(__name__)
 
-_PROMPTS_SHARE = 4
+_PROMPT_DIVISOR = 4
 """Prompts that wait keep one part in four of what decoding leaves."""
 
 
 def embed_room(step_tokens: int, load: EngineLoad) -> int:
     """Tokens of embeddings in a step of `step_tokens`, those in the engine included."""
     left = max(0, step_tokens - load.decoding)
-    return left - min(load.prefill_tokens, left // _PROMPTS_SHARE)
+    return left - min(load.prefill_tokens, left // _PROMPT_DIVISOR)
 
 
 class StepComposition:
@@ -121,7 +125,7 @@ class _RunningBatch:
         return not self.waiting and not self.names
 
 
-class EmbeddingBatches:
+class EmbeddingBatches(SharedSteps):
     """Takes queries from `queue` into the steps of one engine."""
 
     def __init__(
@@ -149,33 +153,41 @@ class EmbeddingBatches:
         self._paused = False
         self._gives_zeros = False
         self._now_s = self._idle_s = 0.0
+        self._embed: Callable[[str, Sequence[int]], None]
         self.failures = 0
 
     @property
+    @override
     def has_work(self) -> bool:
         return bool(self._running) or self._queue.queued_tokens > 0
 
     @property
+    @override
     def isolated(self) -> bool:
         return bool(self._running) and self._running[0].queued.isolated
 
     @property
+    @override
     def running(self) -> bool:
         return bool(self._owners)
 
     @property
+    @override
     def room_tokens(self) -> int:
         """Tokens of embeddings that would have fitted the last step."""
         return self._room
 
+    @override
     def open(self, engine: Generator, wake: Callable[[], None]) -> None:
         """Accept batches from now on; `wake` is called on any thread when one comes."""
-        facts = engine.facts
+        assert isinstance(engine, Embeds), "This engine does not embed, but is to. This is a bug."
+        facts, self._embed = engine.facts, engine.embed
         self._capacity, self._seats = facts.step_token_capacity, facts.step_query_capacity
         self._dimensions, self._gives_zeros = facts.dimensions, facts.gives_zeros
         self.failures = 0
         self._queue.open(self._bounds(facts), wake)
 
+    @override
     def begin_step(self, engine: Generator, now_s: float, idle_s: float) -> None:
         """Abort the queries of batches whose callers have given up; `idle_s`: idle time before the step."""
         self._now_s, self._idle_s = now_s, idle_s
@@ -183,6 +195,12 @@ class EmbeddingBatches:
             engine.abort(list(batch.names))
             self._forget(batch)
 
+    @override
+    def step_tokens(self, engine: Generator, load: EngineLoad, wanted: int) -> int:
+        """As much as fits while no generation waits for its next token."""
+        return wanted if load.decoding or load.prefill_tokens else engine.facts.step_token_capacity
+
+    @override
     def compose(self, engine: Generator, load: EngineLoad, step_tokens: int, sequences: int) -> None:
         """Let queries enter the engine, and limit its next step's tokens and generations."""
         self._room = embed_room(step_tokens, load)
@@ -194,15 +212,16 @@ class EmbeddingBatches:
         if self.isolated:
             engine.preempt()
             while self._running[0].waiting:
-                self._enter(engine, self._running[0])
+                self._enter(self._running[0])
             engine.limit(self._capacity, 0)
             return
         step = StepComposition(step_tokens, load, self._seats - len(self._owners))
         while (batch := self._next(step)) is not None:
             step.enter(batch.next_tokens, batch.queued.max_step_tokens)
-            self._enter(engine, batch)
+            self._enter(batch)
         engine.limit(step_tokens, sequences, step.prompt_part)
 
+    @override
     def deliver(self, new: Sequence[NewTokens], load: StepLoad, duration_s: float) -> None:
         """Give batches their vectors; `new`: the embeddings that the step finished."""
         if not self._owners:
@@ -238,6 +257,7 @@ class EmbeddingBatches:
             broken = broken_rows(batch.matrix, zeros=self._gives_zeros)
             batch.queued.deliver(Answer(batch.matrix, report, waited_s, batch.engine_s, broken))
 
+    @override
     def fail_isolated(self, engine: Generator, error: Exception, duration_s: float) -> None:
         """Report the failure of an isolated batch; the generations that waited for it run again.
 
@@ -249,6 +269,7 @@ class EmbeddingBatches:
         self._forget(batch)
         batch.queued.deliver(StepFailed(f"the engine failed: {type(error).__name__}: {error}"))
 
+    @override
     def fail(self, error: Exception, broken: ModelServerError | None, now_s: float) -> None:
         """A step failed: report an isolated batch, and run the others again, each isolated.
 
@@ -267,6 +288,7 @@ class EmbeddingBatches:
         elif batches:
             self._queue.put_back_isolated([each.queued for each in batches], now_s)
 
+    @override
     def refuse(self, reason: str) -> None:
         for queued in [each.queued for each in self._running] + list(self._queue.drain()):
             queued.deliver(NotServing(reason))
@@ -303,10 +325,10 @@ class EmbeddingBatches:
         self._running.append(batch)
         return batch
 
-    def _enter(self, engine: Generator, batch: _RunningBatch) -> None:
+    def _enter(self, batch: _RunningBatch) -> None:
         row, ids = batch.waiting.popleft()
         name = f"embedding {next(self._numbers)}"
-        engine.embed(name, ids)
+        self._embed(name, ids)
         batch.names[name] = row
         self._owners[name] = batch
 

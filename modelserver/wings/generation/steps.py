@@ -1,6 +1,6 @@
 """The steps of a model that generates: apply commands between two steps, send each caller one message a step.
 
-Where the model also embeds, queries share the steps: `EmbeddingBatches` lets them enter.
+Other work may share the steps (`SharedSteps`): the queries of a model that also embeds.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from queue import Empty, SimpleQueue
 
 import grpc
 
-from modelserver.engines.engine import EngineFacts, Generator, NewTokens, StepLoad
+from modelserver.engines.engine import EngineFacts
 from modelserver.errors import EngineBroken
-from modelserver.scheduler.embedding_batches import EmbeddingBatches
-from modelserver.scheduler.outbox import Outbox
 from modelserver.scheduler.queued_batch import Unclaimed
-from modelserver.scheduler.step_limits import StepLimits
+from modelserver.wings.generation.generator import Generator, NewTokens, StepLoad
+from modelserver.wings.generation.outbox import Outbox
+from modelserver.wings.generation.sharing import SharedSteps
+from modelserver.wings.generation.step_limits import StepLimits
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 _TURN_S = 30.0
@@ -69,7 +70,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Look for work: a batch of embeddings waits."""
+    """Look for work: some of `SharedSteps` waits."""
 
 
 Command = Start | Abort | Leave | Wake
@@ -95,19 +96,19 @@ class GenerationSteps:
         on_step: Callable[[GenerationStep], None],
         on_failed_step: Callable[[float], None],
         clock: Callable[[], float] = time.monotonic,
-        embeddings: EmbeddingBatches | None = None,
+        shared: SharedSteps | None = None,
         *,
         unclaimed: Unclaimed | None = None,
     ) -> None:
         """`on_step` and `on_failed_step` are called on the engine's thread, the latter with a raising step's time.
 
-        `embeddings`: of a model that also embeds.
+        `shared`: the other work in these steps; None: there is none.
         """
         self._make_limits = make_limits
         self._on_step = on_step
         self._on_failed_step = on_failed_step
         self._clock = clock
-        self._embeddings = embeddings
+        self._shared = shared or SharedSteps()
         self._unclaimed = unclaimed or Unclaimed()
         self._idle_since_s = 0.0
         self._limits: StepLimits | None = None
@@ -124,7 +125,7 @@ class GenerationSteps:
     @property
     def failures(self) -> int:
         """Consecutive failed steps: those that raised, and those of which nothing could be used."""
-        return max(self._failures, 0 if self._embeddings is None else self._embeddings.failures)
+        return max(self._failures, self._shared.failures)
 
     def do(self, command: Command) -> None:
         """Apply it before the next step. Any thread."""
@@ -138,8 +139,7 @@ class GenerationSteps:
         self._limits = self._make_limits(engine.facts)
         self._failures = 0
         self._idle_since_s = self._clock()
-        if self._embeddings is not None:
-            self._embeddings.open(engine, lambda: self.do(Wake()))
+        self._shared.open(engine, lambda: self.do(Wake()))
 
     def wait(self, engine: Generator) -> bool:
         """Apply the commands since the last step, and wait for one if the engine is idle."""
@@ -152,7 +152,7 @@ class GenerationSteps:
         assert limits is not None, "An engine runs that was not opened. This is a bug."
         start_s = self._clock()
         self._limit(engine, limits, start_s)
-        if not engine.has_work:  # the callers of all embeddings have given up
+        if not engine.has_work:  # nobody waits for the other work any more
             return
         try:
             new, load = engine.step()
@@ -162,9 +162,8 @@ class GenerationSteps:
         self._idle_since_s = self._clock()
         duration_s = self._idle_since_s - start_s
         limits.step_tokens.observe(load, duration_s)
-        if self._embeddings is not None:
-            self._embeddings.deliver([each for each in new if each.name not in self._sequences], load, duration_s)
-            new = [each for each in new if each.name in self._sequences]
+        self._shared.deliver([each for each in new if each.name not in self._sequences], load, duration_s)
+        new = [each for each in new if each.name in self._sequences]
         new = self._without_broken(engine, new)
         self._deliver(engine, limits, new, load, duration_s)
         if new or load.prefill_tokens:
@@ -173,27 +172,22 @@ class GenerationSteps:
 
     def refuse(self, reason: str) -> None:
         """Finish every sequence, started or waiting."""
-        if self._embeddings is not None:
-            self._embeddings.refuse(reason)
+        self._shared.refuse(reason)
         self._finish_all(grpc.StatusCode.UNAVAILABLE, reason)
         while (command := self._next_command(wait=False)) is not None:
             if isinstance(command, Start):
                 _refuse(command, grpc.StatusCode.UNAVAILABLE, reason)
 
     def _has_work(self, engine: Generator) -> bool:
-        return engine.has_work or (self._embeddings is not None and self._embeddings.has_work)
+        return engine.has_work or self._shared.has_work
 
     def _limit(self, engine: Generator, limits: StepLimits, now_s: float) -> None:
-        """Limit the next step, and let queries enter it."""
-        embeddings, sequences = self._embeddings, limits.sequences(engine.running)
-        if embeddings is None:
-            engine.limit(limits.step_tokens.tokens(engine.load.decoding), sequences)
-            return
-        embeddings.begin_step(engine, now_s, now_s - self._idle_since_s)
+        """Limit the next step, and let the other work enter it."""
+        sequences = limits.sequences(engine.running)
+        self._shared.begin_step(engine, now_s, now_s - self._idle_since_s)
         load = engine.load
-        only_embeddings = not (load.decoding or load.prefill_tokens)  # no generation waits for its next token
-        step_tokens = engine.facts.step_token_capacity if only_embeddings else limits.step_tokens.tokens(load.decoding)
-        embeddings.compose(engine, load, step_tokens, sequences)
+        step_tokens = self._shared.step_tokens(engine, load, limits.step_tokens.tokens(load.decoding))
+        self._shared.compose(engine, load, step_tokens, sequences)
 
     def _next_command(self, *, wait: bool) -> Command | None:
         try:
@@ -264,7 +258,7 @@ class GenerationSteps:
             free_kv_tokens=engine.free_kv_tokens,
             running=engine.running,
             waiting_tokens=engine.load.prefill_tokens,
-            embed_room_tokens=None if self._embeddings is None else self._embeddings.room_tokens,
+            embed_room_tokens=self._shared.room_tokens,
             decoding_sequences=load.decoding,
             prompt_tokens=load.prefill_tokens,
             embedding_tokens=load.embedding_tokens,
@@ -290,19 +284,17 @@ class GenerationSteps:
 
     def _fail(self, engine: Generator, error: Exception, duration_s: float) -> None:
         """Finish all sequences: the one at fault is unknown, unless a batch was isolated. Raises EngineBroken."""
-        embeddings = self._embeddings
+        shared = self._shared
         self._unclaimed.add(duration_s)
         _log.warning("a step failed", extra={"sequences": self.sequences, "error": type(error).__name__})
-        isolated = embeddings is not None and embeddings.isolated
-        if not (isolated and self._failures):  # an isolated batch has failed before: the engine is hardly to blame
+        if not (shared.isolated and self._failures):  # an isolated batch failed before: hardly the engine
             self._failures += 1
-        if embeddings is not None and isolated and self._sequences and not isinstance(error, EngineBroken):
-            embeddings.fail_isolated(engine, error, duration_s)
+        if shared.isolated and self._sequences and not isinstance(error, EngineBroken):
+            shared.fail_isolated(engine, error, duration_s)
             return
         self._on_failed_step(duration_s)
-        mixed = embeddings is not None and embeddings.running
-        # The cause in a mixed step may be an embedding: a generation that fails so is no suspect.
-        code = grpc.StatusCode.UNAVAILABLE if mixed else grpc.StatusCode.INTERNAL
+        # The cause in a mixed step may be the other work: a generation that fails so is no suspect.
+        code = grpc.StatusCode.UNAVAILABLE if shared.running else grpc.StatusCode.INTERNAL
         self._finish_all(code, f"the engine failed: {type(error).__name__}")
         broken: EngineBroken | None = error if isinstance(error, EngineBroken) else None
         try:
@@ -310,8 +302,7 @@ class GenerationSteps:
                 engine.recover()
         except EngineBroken as unrecovered:
             broken = unrecovered
-        if embeddings is not None:
-            embeddings.fail(error, broken, self._clock())
+        shared.fail(error, broken, self._clock())
         if broken is not None:
             raise broken
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 from statistics import NormalDist
 
-from modelserver.engines.engine import StepLoad
+from modelserver.wings.generation.generator import StepLoad
+from modelserver.wings.generation.settings import MemoryForm
 
 _TARGET_SHARE = 0.8
 """Share of the target: steps scatter, and the 99th percentile is to keep it."""
@@ -76,17 +76,6 @@ class StepTokens:
 
     def _step_s(self) -> float:
         return max(self._allowed_s, _LEAST_STEPS * self._scale * self._cost.fixed_s)
-
-
-class MemoryForm(StrEnum):
-    """The tokens that a sequence counts for: all at its end, as in the paper, or those that it holds while it runs.
-
-    Off, vLLM admits by the blocks that are free, and preempts when they run out.
-    """
-
-    OFF = "off"
-    LENGTH = "length"
-    OCCUPANCY = "occupancy"
 
 
 def exact_batch(capacity_tokens: float, mean_tokens: float, variance: float, overflow: float) -> float:

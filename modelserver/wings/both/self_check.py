@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
-from modelserver.engines.engine import EngineFacts, Generator, IdArray, Logprobs, Matrix, NewTokens, Vector
-from modelserver.errors import StepFailed
+from modelserver.engines.engine import EngineFacts
+from modelserver.wings.both.generator import MixedGenerator
+from modelserver.wings.generation.generator import Logprobs, NewTokens, Vector
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 MIXED_TOLERANCE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2}
@@ -48,7 +48,7 @@ class _Found:
             self.logprobs.setdefault(new.name, []).append(new.logprobs)
 
 
-def difference(engine: Generator) -> str | None:
+def difference(engine: MixedGenerator) -> str | None:
     """How the same embeddings and generations differ when they share steps; None if they do not.
 
     The last embedding is a document that is computed in parts. Seeded generations are resumed beside them.
@@ -94,7 +94,7 @@ def _seeded(seed: int, tokens: int) -> pb.Sampling:
 
 
 def _computed(
-    engine: Generator,
+    engine: MixedGenerator,
     queries: Mapping[str, Ids],
     generations: Mapping[str, tuple[Ids, pb.Sampling]],
     step_tokens: int,
@@ -150,41 +150,3 @@ def _agree(apart: Ids, mixed: Ids, logprobs: Sequence[Logprobs], slack: float) -
             near = np.flatnonzero(row.token_ids[0] == other)
             return bool(near.size) and float(row.values[0, 0] - row.values[0, near[0]]) <= slack
     return True
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingsAlone:
-    """The prepared queries run in one step, or in several if the engine has not the room."""
-
-    engine: Generator
-
-    @property
-    def facts(self) -> EngineFacts:
-        return self.engine.facts
-
-    def prepare(self, token_ids: IdArray, lengths: IdArray) -> AloneStep:
-        bounds = [0, *np.cumsum(lengths).tolist()]
-        return AloneStep(self.engine, [token_ids[start:end].tolist() for start, end in pairwise(bounds)])
-
-
-@dataclass(frozen=True, slots=True)
-class AloneStep:
-    """The queries' ids."""
-
-    engine: Generator
-    queries: list[list[int]]
-
-    def execute(self) -> Matrix:
-        engine, facts = self.engine, self.engine.facts
-        names = [f"alone {number}" for number in range(len(self.queries))]
-        for name, ids in zip(names, self.queries, strict=True):
-            engine.embed(name, ids)
-        engine.limit(facts.step_token_capacity, facts.max_sequences)
-        found: dict[str, Vector] = {}
-        while engine.has_work:
-            for new in engine.step()[0]:
-                if new.vector is not None:
-                    found[new.name] = new.vector
-        if missing := [name for name in names if name not in found]:
-            raise StepFailed(f"{len(missing)} of {len(names)} queries have no vector")
-        return np.stack([found[name] for name in names])

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from modelserver.engines.engine import EMBED_AND_GENERATE, EngineFacts, Logprobs, NewTokens, StepLoad
-from modelserver.engines.self_check import difference
-from modelserver.engines.synthetic import SyntheticGenerator, synthetic_facts
+from modelserver.engines.engine import EngineFacts
+from modelserver.engines.synthetic import synthetic_facts
+from modelserver.wings.both.generator import EMBED_AND_GENERATE
+from modelserver.wings.both.self_check import difference
+from modelserver.wings.both.synthetic import SyntheticMixedGenerator
+from modelserver.wings.generation.generator import Logprobs, NewTokens, StepLoad
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 
@@ -20,7 +23,7 @@ def facts(dtype: str = "float32") -> EngineFacts:
     return replace(made, dtype=dtype, tasks=EMBED_AND_GENERATE, context_tokens=256, max_sequences=32, kv_tokens=1 << 16)
 
 
-class Disturbed(SyntheticGenerator):
+class Disturbed(SyntheticMixedGenerator):
     """Other results while embeddings and generations share steps."""
 
     tokens = False

@@ -95,7 +95,7 @@ def test_stopping_it_finishes_what_was_accepted() -> None:
 
 
 def test_a_failed_self_check_leaves_one_task_and_says_so() -> None:
-    command = (sys.executable, "-m", "tests.integration.modelserver.disturbed_modelserver")
+    command = (sys.executable, "-m", "tests.integration.modelserver.wings.both.disturbed_modelserver")
     started = ServerProcess(BOTH, command)
     try:
         started.connect()

@@ -10,11 +10,11 @@ import grpc
 import numpy as np
 
 from modelserver.errors import InvalidBatch, ModelServerError, TooLong, WrongModel
-from modelserver.scheduler.generation_steps import Abort, GenerationSteps, Leave, Start
-from modelserver.scheduler.outbox import Outbox
 from modelserver.scheduler.queued_batch import Unclaimed
 from modelserver.service.batch import WIRE_INT, known_priority
 from modelserver.service.description import Description
+from modelserver.wings.generation.outbox import Outbox
+from modelserver.wings.generation.steps import Abort, GenerationSteps, Leave, Start
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -48,6 +48,21 @@ async def generate(
     finally:
         reading.cancel()
         steps.do(Leave(outbox))
+
+
+class GenerateCalls:
+    """The calls of Generate, over the steps of one engine."""
+
+    def __init__(self, steps: GenerationSteps) -> None:
+        self._steps = steps
+
+    def serve(
+        self, commands: AsyncIterator[pb.GenerateCommand], description: Description, unclaimed: Unclaimed
+    ) -> AsyncIterator[pb.GenerateStep]:
+        return generate(commands, self._steps, description, unclaimed)
+
+    def close(self) -> None:
+        self._steps.close()
 
 
 class _Call:

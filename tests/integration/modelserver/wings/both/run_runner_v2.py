@@ -18,18 +18,20 @@ import torch  # noqa: E402
 from transformers import AutoModel  # noqa: E402
 
 from modelserver import model_files  # noqa: E402
-from modelserver.engines import choice, vllm_generator  # noqa: E402
+from modelserver.engines import choice  # noqa: E402
 from modelserver.engines.core import load  # noqa: E402
-from modelserver.engines.vllm_generator import VllmGenerator  # noqa: E402
+from modelserver.engines.engine import Task  # noqa: E402
 from modelserver.engines.vllm_internals import runner_of  # noqa: E402
 from modelserver.model_files import locate  # noqa: E402
 from modelserver.registry import ALTERNATIVES  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings  # noqa: E402
+from modelserver.wings.generation.vllm_generator import VllmGenerator  # noqa: E402
+from modelserver.wings.generation.vllm_generator import load as load_generator  # noqa: E402
 from protos.modelserver.v1 import modelserver_pb2 as pb  # noqa: E402
 from tests.integration.modelserver import tiny_models  # noqa: E402
 from tests.integration.modelserver.run_engines import embed, options  # noqa: E402
-from tests.integration.modelserver.run_generation import freed, seeded  # noqa: E402
 from tests.integration.modelserver.texts import questions, token_ids  # noqa: E402
+from tests.integration.modelserver.wings.both.run_generation import freed, seeded  # noqa: E402
 
 QUESTIONS = 16
 TOKENS = 12
@@ -55,7 +57,7 @@ def generation(folder: Path) -> dict[str, Any]:
     """The tokens of a small random model: the likeliest, and seeded ones."""
     model = tiny_models.MODELS["qwen3"]()
     tiny_models.save(model, folder)
-    engine = vllm_generator.load(options(str(folder)))
+    engine = load_generator(options(str(folder)))
     result = {
         "greedy": _generated(engine, TOKENS, temperature=0.0),
         "truncated": [
@@ -73,7 +75,7 @@ def minilm() -> float:
     """The same of MiniLM's, on the engine that a model server builds."""
     path = locate("", "")
     settings = ModelServerSettings(engine=EngineSettings(kind="core", dtype="float32", step_tokens=256))
-    engine = choice.build(settings, model_files.read(path, ""), ALTERNATIVES).engine
+    engine = choice.build(settings, model_files.read(path, ""), Task.EMBED, ALTERNATIVES).engine
     body = AutoModel.from_pretrained(path).eval()
     queries = token_ids(questions(QUESTIONS))
     expected = tiny_models.TinyModel(body, body, "mean", encoder_only=True, size=384).pooled(queries)

@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelserver.scheduler.step_limits import LengthMoments, MemoryForm, MemoryLimit, OccupancyMoments, exact_batch
+from modelserver.wings.generation.step_limits import (
+    LengthMoments,
+    MemoryForm,
+    MemoryLimit,
+    OccupancyMoments,
+    exact_batch,
+)
 
 LENGTHS: dict[str, Callable[[random.Random], float]] = {
     "chat": lambda chance: chance.gammavariate(4.0, 100.0) + chance.uniform(50.0, 150.0),

@@ -25,7 +25,7 @@ CASES = (
     *("stop_token_ids", "stop_token_ids and min_tokens"),
 )
 KINDS = ("qwen3", "modernbert")
-RUN_MIXED = "tests.integration.modelserver.run_mixed"
+RUN_MIXED = "tests.integration.modelserver.wings.both.run_mixed"
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from threading import Lock
 
 import numpy as np
 
-from modelserver.engines.engine import Logprobs
+from modelserver.wings.generation.generator import Logprobs
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from modelserver.engines.engine import Generator, StepLoad
-from modelserver.scheduler.step_limits import StepCost
+from modelserver.wings.generation.generator import Generator, StepLoad
+from modelserver.wings.generation.step_limits import StepCost
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 _SEQUENCES = (1, 4, 16, 32)

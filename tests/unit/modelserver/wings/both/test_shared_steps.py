@@ -24,14 +24,15 @@ from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.calls import call_of
 from aggregator.sources.wire.generation import parse
 from modelserver.engines.engine import Task
-from modelserver.engines.synthetic import SyntheticGenerator, synthetic_facts
-from modelserver.scheduler.embedding_batches import EmbeddingBatches
-from modelserver.scheduler.generation_steps import GenerationSteps, Start
-from modelserver.scheduler.outbox import Outbox
+from modelserver.engines.synthetic import synthetic_facts
 from modelserver.scheduler.queued_batch import Answer, MergeLimits, Outcome, QueuedBatch
-from modelserver.scheduler.step_limits import StepCost, StepLimits, StepTokens
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 from modelserver.service.batch import decode_batch
+from modelserver.wings.both.embedding_batches import EmbeddingBatches
+from modelserver.wings.both.synthetic import SyntheticMixedGenerator
+from modelserver.wings.generation.outbox import Outbox
+from modelserver.wings.generation.step_limits import StepCost, StepLimits, StepTokens
+from modelserver.wings.generation.steps import GenerationSteps, Start
 from protos.generation.v1 import generation_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2
 from tests.support.fake_engine import FakeEngine
@@ -72,7 +73,7 @@ class SharedSteps(FakeEngine):
         self._facts = replace(
             facts, tasks=frozenset(Task), context_tokens=CONTEXT, max_sequences=SEQUENCES, kv_tokens=100_000
         )
-        self._engine = SyntheticGenerator(self._facts, FIXED_S, PER_TOKEN_S, sleep=self._take)
+        self._engine = SyntheticMixedGenerator(self._facts, FIXED_S, PER_TOKEN_S, sleep=self._take)
         self._queue = StepQueue(asyncio.get_running_loop().time)
         self._batches = EmbeddingBatches(
             self._queue,

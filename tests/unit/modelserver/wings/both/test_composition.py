@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelserver.engines.engine import EngineLoad
-from modelserver.scheduler.embedding_batches import StepComposition
+from modelserver.wings.both.embedding_batches import StepComposition
+from modelserver.wings.generation.generator import EngineLoad
 
 LEAST_ROOM = 16
 """Tokens that `StepTokens` leaves beside decoding sequences, however many decode."""

@@ -28,7 +28,7 @@ from aggregator.request.generation import Generation  # noqa: E402
 from aggregator.tokenizers.tokenizer import Tokenizer  # noqa: E402
 from loadtest.texts.smollm2 import smollm2  # noqa: E402
 from modelserver.engines.core import LoadOptions  # noqa: E402
-from modelserver.engines.vllm_generator import VllmGenerator, load  # noqa: E402
+from modelserver.wings.generation.vllm_generator import VllmGenerator, load  # noqa: E402
 from protos.generation.v1 import generation_pb2  # noqa: E402
 from protos.modelserver.v1 import modelserver_pb2 as pb  # noqa: E402
 from tests.integration.modelserver.tiny_models import likeliest  # noqa: E402

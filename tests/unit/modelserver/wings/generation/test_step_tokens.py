@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from modelserver.engines.engine import StepLoad
-from modelserver.scheduler.step_limits import StepCost, StepTokens
+from modelserver.wings.generation.generator import StepLoad
+from modelserver.wings.generation.step_limits import StepCost, StepTokens
 
 COST = StepCost(fixed_s=0.01, per_sequence_s=0.001, per_token_s=0.0001)
 

@@ -11,12 +11,13 @@ import pytest
 from typing_extensions import override
 
 from modelserver.engines.engine import EngineFacts, Task
-from modelserver.engines.synthetic import Poison, SyntheticGenerator, synthetic_facts
+from modelserver.engines.synthetic import Poison, synthetic_facts
 from modelserver.loop import EngineLoop, EngineState
-from modelserver.scheduler.generation_steps import Abort, GenerationStep, GenerationSteps, Leave, Start
-from modelserver.scheduler.outbox import Outbox
-from modelserver.scheduler.step_limits import StepCost, StepLimits, StepTokens
 from modelserver.watch import Watch
+from modelserver.wings.generation.outbox import Outbox
+from modelserver.wings.generation.step_limits import StepCost, StepLimits, StepTokens
+from modelserver.wings.generation.steps import Abort, GenerationStep, GenerationSteps, Leave, Start
+from modelserver.wings.generation.synthetic import SyntheticGenerator
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 WAIT_S = 20.0
@@ -199,3 +200,9 @@ def test_what_the_engine_refuses_is_the_senders_fault() -> None:
     reader.until(lambda: 1 in reader.finished)
     assert (reader.finished[1].code, reader.finished[1].message) == (3, "top_p must be in (0, 1]")
     running.close()
+
+
+def test_closing_takes_as_long_as_it_is_set_to() -> None:
+    slept: list[float] = []
+    SyntheticGenerator(facts(), 0.0, 0.0, sleep=slept.append, close_s=3.0).close()
+    assert slept == [3.0]

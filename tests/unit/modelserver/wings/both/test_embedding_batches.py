@@ -8,16 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from modelserver.engines.engine import EMBED_AND_GENERATE, EngineFacts
-from modelserver.engines.synthetic import Poison, SyntheticGenerator, synthetic_facts, vectors
+from modelserver.engines.engine import EngineFacts
+from modelserver.engines.synthetic import Poison, synthetic_facts, vectors
 from modelserver.errors import EngineBroken, StepFailed
-from modelserver.scheduler.embedding_batches import EmbeddingBatches
-from modelserver.scheduler.generation_steps import Abort, GenerationStep, GenerationSteps, Start
-from modelserver.scheduler.outbox import Outbox
 from modelserver.scheduler.queued_batch import Answer, Composition, MergeLimits, Outcome, QueuedBatch, StepReport
-from modelserver.scheduler.step_limits import StepCost, StepLimits, StepTokens
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 from modelserver.service.batch import Batch
+from modelserver.wings.both.embedding_batches import EmbeddingBatches
+from modelserver.wings.both.generator import EMBED_AND_GENERATE
+from modelserver.wings.both.synthetic import SyntheticMixedGenerator
+from modelserver.wings.generation.outbox import Outbox
+from modelserver.wings.generation.step_limits import StepCost, StepLimits, StepTokens
+from modelserver.wings.generation.steps import Abort, GenerationStep, GenerationSteps, Start
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 DIMENSIONS, STEP_TOKENS, CAPACITY = 4, 40, 64
@@ -32,7 +34,7 @@ def facts() -> EngineFacts:
     return replace(made, tasks=EMBED_AND_GENERATE, context_tokens=256, max_sequences=8, kv_tokens=4096)
 
 
-class Broken(SyntheticGenerator):
+class Broken(SyntheticMixedGenerator):
     """Does not recover."""
 
     def recover(self) -> None:
@@ -42,9 +44,9 @@ class Broken(SyntheticGenerator):
 class Server:
     """Steps run one at a time, on this thread."""
 
-    def __init__(self, engine: SyntheticGenerator | None = None) -> None:
+    def __init__(self, engine: SyntheticMixedGenerator | None = None) -> None:
         self.now_s = 0.0
-        self.engine = engine or SyntheticGenerator(facts(), 0.01, 0.0, Poison(POISON, "error"), sleep=self._sleep)
+        self.engine = engine or SyntheticMixedGenerator(facts(), 0.01, 0.0, Poison(POISON, "error"), sleep=self._sleep)
         self.queue = StepQueue(lambda: self.now_s)
         self.outcomes: dict[str, Outcome] = {}
         self.reports: list[StepReport] = []

@@ -1,8 +1,8 @@
 """Have one engine embed and generate random mixes, and write how the results differ from those of each task alone.
 
-Started by `test_generation.py`: `python -m tests.integration.modelserver.run_mixed FILE FAMILY …`, for vLLM's second
-model runner by way of `on_runner_v2`. Beside it, in the same process, runs `run_generation` or `run_runner_v2`:
-importing vLLM takes longer than what is done here.
+Started by `test_generation.py`: `python -m tests.integration.modelserver.wings.both.run_mixed FILE FAMILY …`, for
+vLLM's second model runner by way of `on_runner_v2`. Beside it, in the same process, runs `run_generation` or
+`run_runner_v2`: importing vLLM takes longer than what is done here.
 """
 
 from __future__ import annotations
@@ -36,29 +36,30 @@ from transformers import (  # noqa: E402
     Qwen2ForCausalLM,
 )
 
-from modelserver.engines import vllm_generator  # noqa: E402
 from modelserver.engines.core import LoadOptions  # noqa: E402
-from modelserver.engines.pooling import Embedding, Pooling, read_embedding  # noqa: E402
-from modelserver.engines.self_check import difference  # noqa: E402
-from modelserver.engines.tap import Pooler, is_v2  # noqa: E402
-from modelserver.engines.vllm_generator import VllmGenerator  # noqa: E402
+from modelserver.engines.pooling import Pooling  # noqa: E402
 from modelserver.engines.vllm_internals import runner_of  # noqa: E402
-from modelserver.scheduler.embedding_batches import EmbeddingBatches  # noqa: E402
-from modelserver.scheduler.generation_steps import Abort, GenerationSteps, Start  # noqa: E402
-from modelserver.scheduler.outbox import Outbox  # noqa: E402
 from modelserver.scheduler.queued_batch import (  # noqa: E402
     Answer,
     MergeLimits,
     Outcome,
     QueuedBatch,
 )
-from modelserver.scheduler.step_limits import StepCost, StepLimits, StepTokens  # noqa: E402
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue  # noqa: E402
 from modelserver.service.batch import Batch  # noqa: E402
+from modelserver.wings.both import vllm_generator  # noqa: E402
+from modelserver.wings.both.embedding import Embedding, read_embedding  # noqa: E402
+from modelserver.wings.both.embedding_batches import EmbeddingBatches  # noqa: E402
+from modelserver.wings.both.self_check import difference  # noqa: E402
+from modelserver.wings.both.tap import Pooler, is_v2  # noqa: E402
+from modelserver.wings.both.vllm_generator import VllmMixedGenerator  # noqa: E402
+from modelserver.wings.generation.outbox import Outbox  # noqa: E402
+from modelserver.wings.generation.step_limits import StepCost, StepLimits, StepTokens  # noqa: E402
+from modelserver.wings.generation.steps import Abort, GenerationSteps, Start  # noqa: E402
 from protos.modelserver.v1 import modelserver_pb2 as pb  # noqa: E402
-from tests.integration.modelserver import run_generation, run_runner_v2  # noqa: E402
 from tests.integration.modelserver.several_engines import several_engines  # noqa: E402
 from tests.integration.modelserver.tiny_models import likeliest  # noqa: E402
+from tests.integration.modelserver.wings.both import run_generation, run_runner_v2  # noqa: E402
 
 VOCABULARY = 2000
 POISON = 1999
@@ -169,7 +170,7 @@ def model_of(family: str) -> Model:
             return tiny(folder, MistralConfig, MistralForCausalLM, Pooling.CLS)
 
 
-def loaded(model: Model, *, cached: bool = True) -> VllmGenerator:
+def loaded(model: Model, *, cached: bool = True) -> VllmMixedGenerator:
     """With so few blocks of the cache that sequences are preempted; `cached`: with a prefix cache."""
     options: dict[str, Any] = {"enable_prefix_caching": cached, "num_gpu_blocks_override": 48}
     wanted = LoadOptions(
@@ -207,7 +208,7 @@ class Caller:
 class Server:
     """The steps of one engine, run on this thread."""
 
-    def __init__(self, engine: VllmGenerator, step_tokens: int, sequences: int) -> None:
+    def __init__(self, engine: VllmMixedGenerator, step_tokens: int, sequences: int) -> None:
         self.engine = engine
         self.caller = Caller()
         self.outcomes: dict[int, Outcome] = {}
@@ -221,7 +222,7 @@ class Server:
         )
         limits = StepLimits(StepTokens(StepCost(0.0, 0.0, 0.0), 1.0, step_tokens, sequences), None)
         self.work = GenerationSteps(
-            lambda _: limits, lambda _: None, lambda _: self.failed.append("generation"), embeddings=batches
+            lambda _: limits, lambda _: None, lambda _: self.failed.append("generation"), shared=batches
         )
         self.work.open(engine)
 
@@ -303,7 +304,7 @@ class Mix:
         return cls([ids(int(tokens)) for tokens in rng.integers(5, 120, GENERATIONS)], samplings, batches)
 
 
-def alone(engine: VllmGenerator, mix: Mix) -> dict[int, list[int]]:
+def alone(engine: VllmMixedGenerator, mix: Mix) -> dict[int, list[int]]:
     """The tokens of the generations, while nothing is embedded."""
     server = Server(engine, 512, 64)
     for number, (ids, sampling) in enumerate(zip(mix.prompts, mix.samplings, strict=True)):
@@ -312,7 +313,7 @@ def alone(engine: VllmGenerator, mix: Mix) -> dict[int, list[int]]:
     return server.caller.tokens
 
 
-def mixed(engine: VllmGenerator, model: Model, seed: int) -> dict[str, Any]:
+def mixed(engine: VllmMixedGenerator, model: Model, seed: int) -> dict[str, Any]:
     """One mix, with steps of random sizes, aborts, callers that give up, and batches that go alone."""
     rng = np.random.default_rng(seed)
     mix = Mix.drawn(rng)
@@ -374,7 +375,7 @@ def _unit(row: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return np.asarray(row / np.linalg.norm(row), np.float32)
 
 
-def _count_preemptions(engine: VllmGenerator) -> dict[str, int]:
+def _count_preemptions(engine: VllmMixedGenerator) -> dict[str, int]:
     scheduler: Any = engine.core.scheduler
     counts = {"embedding": 0, "generation": 0}
     inner = type(scheduler)._preempt_request  # noqa: SLF001 - vLLM has no public way
@@ -387,7 +388,7 @@ def _count_preemptions(engine: VllmGenerator) -> dict[str, int]:
     return counts
 
 
-def poisoned(engine: VllmGenerator, model: Model) -> dict[str, Any]:
+def poisoned(engine: VllmMixedGenerator, model: Model) -> dict[str, Any]:
     """Generations and batches beside a batch on whose tokens the model raises."""
     mix = Mix.drawn(np.random.default_rng(99))
     expected = alone(engine, mix)
@@ -434,7 +435,7 @@ def poisoned(engine: VllmGenerator, model: Model) -> dict[str, Any]:
     }
 
 
-def longest(engine: VllmGenerator, model: Model, seed: int = 3) -> dict[str, Any]:
+def longest(engine: VllmMixedGenerator, model: Model, seed: int = 3) -> dict[str, Any]:
     """The longest input that the server says it takes."""
     server = Server(engine, 64, 8)
     ids = np.random.default_rng(seed).integers(3, POISON, engine.facts.max_input_tokens).tolist()
