@@ -2,6 +2,7 @@
 
 A wing is a folder below `aggregator/wings/` or `modelserver/wings/`. Removed with it are its tests, in folders of its
 path below `tests/*/`, and its registry lines: the imports of it from outside, and the table lines that use their names.
+A wing that imports another goes with it.
 In pages the links to its files become plain text.
 `loadtest/` stands above both and may simulate a wing: its files that cannot do without one go with it, and their tests.
 The quick form checks that every file parses, that nothing undefined or missing is named, that the layers hold and
@@ -42,10 +43,14 @@ for folder in {folders}:
 
 @dataclass(frozen=True, slots=True)
 class Wing:
-    """A capability in one folder; `registry` are the lines outside of it, `FILE:LINE`, that go with it."""
+    """A capability in one folder; `registry` are the lines outside of it, `FILE:LINE`, that go with it.
+
+    `above`: the folders of wings that build upon it, and go with it too.
+    """
 
     folder: Path
     registry: tuple[tuple[Path, int], ...]
+    above: tuple[Path, ...] = ()
 
     @property
     def name(self) -> str:
@@ -74,16 +79,27 @@ def wings(root: Path = ROOT) -> list[Wing]:
         for folder in sorted((root / process / "wings").glob("*/"))
         if (folder / "__init__.py").is_file()
     ]
-    return [Wing(folder, tuple(_registry_lines(root, folder))) for folder in folders]
+    above = {
+        folder: tuple(other for other in folders if other != folder and _uses(root, other, folder))
+        for folder in folders
+    }
+    return [Wing(folder, tuple(_registry_lines(root, folder, above[folder])), above[folder]) for folder in folders]
 
 
-def _registry_lines(root: Path, folder: Path) -> Iterator[tuple[Path, int]]:
+def _uses(root: Path, folder: Path, other: Path) -> bool:
+    """Whether a wing imports another."""
+    module = f"from {'.'.join(other.parts)}."
+    return any(module in (root / file).read_text(encoding="utf-8") for file in sources(root, [str(folder)]))
+
+
+def _registry_lines(root: Path, folder: Path, above: Sequence[Path]) -> Iterator[tuple[Path, int]]:
     """The lines that name a wing from outside. Raises Woven where one of the product is part of a longer statement."""
     module = ".".join(folder.parts)
     for number, line in enumerate((root / _CONTRACTS).read_text(encoding="utf-8").splitlines(), 1):
         if line.strip().startswith(f'"{module}.'):
             yield _CONTRACTS, number
-    own = {folder, *(Path("tests") / suite.name / folder for suite in (root / "tests").iterdir())}
+    suites = [Path(), *(Path("tests") / suite.name for suite in (root / "tests").iterdir())]
+    own = {suite / each for suite in suites for each in (folder, *above)}
     for file in sources(root, (*PRODUCT, "tests")):
         text = (root / file).read_text(encoding="utf-8")
         if module in text and not own & {*file.parents}:
@@ -153,27 +169,32 @@ def sources(root: Path, folders: Sequence[str]) -> Iterator[Path]:
             yield Path(name)
 
 
-def without(wing: Wing, copy: Path) -> None:
-    """Copy the tree to `copy`, less a wing."""
+def without(gone_wings: Sequence[Wing], copy: Path) -> None:
+    """Copy the tree to `copy`, less these wings."""
     listed = subprocess.run(
         ("git", "ls-files", "-co", "--exclude-standard", "-z"), cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.split("\0")
-    gone = {wing.folder, *wing.tests(ROOT)}
+    gone = {folder for wing in gone_wings for folder in (wing.folder, *wing.tests(ROOT))}
+    lines = [line for wing in gone_wings for line in wing.registry]
     for name in map(Path, filter(None, listed)):
         if (ROOT / name).is_file() and not gone & {name, *name.parents}:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name)
-    for file in {file for file, _ in wing.registry}:  # of the product and of tests
-        removed = {number for at, number in wing.registry if at == file}
+    for file in {file for file, _ in lines if not gone & {*file.parents}}:  # of the product and of tests
+        removed = {number for at, number in lines if at == file}
         kept = (ROOT / file).read_text(encoding="utf-8").splitlines(keepends=True)
         (copy / file).write_text("".join(line for number, line in enumerate(kept, 1) if number not in removed))
     for page in copy.rglob("*.md"):
-        page.write_text(_unlinked(page.read_text(encoding="utf-8"), wing.folder), encoding="utf-8")
+        text = page.read_text(encoding="utf-8")
+        for wing in gone_wings:
+            text = _unlinked(text, wing.folder)
+        page.write_text(text, encoding="utf-8")
     subprocess.run(("git", "init", "--quiet"), cwd=copy, check=True)  # the files of the copy are listed by git too
     while yard := {file for file, _ in missing(copy) if YARD in file.parts}:
         for file in yard:
             (copy / file).unlink()
             _unlist(".".join(file.with_suffix("").parts), copy)
+            _drop_ignored_imports(copy / _CONTRACTS, ".".join(file.with_suffix("").parts))
 
 
 def _unlist(module: str, root: Path) -> None:
@@ -182,6 +203,12 @@ def _unlist(module: str, root: Path) -> None:
         lines = (root / file).read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if f'"{module}"' not in line or not _is_element(line.strip())]
         (root / file).write_text("".join(kept), encoding="utf-8")
+
+
+def _drop_ignored_imports(contracts: Path, module: str) -> None:
+    """Remove the lines of the import contracts that ignore what a module imports: without it, none would match."""
+    kept = contracts.read_text(encoding="utf-8").splitlines(keepends=True)
+    contracts.write_text("".join(line for line in kept if f'"{module} -> ' not in line), encoding="utf-8")
 
 
 def _unlinked(text: str, folder: Path) -> str:
@@ -302,7 +329,7 @@ def main() -> int:
         if options.wing and wing.name not in options.wing:
             continue
         with tempfile.TemporaryDirectory(prefix=f"without-{wing.name}-") as folder:
-            without(wing, Path(folder))
+            without([wing, *(other for other in found if other.folder in wing.above)], Path(folder))
             problems = list(check(wing, Path(folder)))
         failures += bool(problems)
         print(f"without {wing.module}: {'stands' if not problems else 'FALLS'}", *problems, sep="\n    ", flush=True)

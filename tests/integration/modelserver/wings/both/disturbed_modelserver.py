@@ -8,8 +8,9 @@ from modelserver.wings.both.generator import MixedGenerator
 from modelserver.wings.both.mode import MixedStart
 
 
-def _fail(start: MixedStart, _: MixedGenerator) -> None:
-    start.disturbed("embeddings and generations cannot share steps: on purpose")
+def _fail(self: MixedStart, engine: MixedGenerator) -> None:
+    del engine
+    self.disturbed("embeddings and generations cannot share steps: on purpose")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modelserver.wings.generation.settings import MemoryForm
 from modelserver.wings.generation.step_limits import (
     LengthMoments,
-    MemoryForm,
     MemoryLimit,
     OccupancyMoments,
     exact_batch,
