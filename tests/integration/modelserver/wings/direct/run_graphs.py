@@ -23,6 +23,7 @@ import torch  # noqa: E402
 from modelserver import model_files  # noqa: E402
 from modelserver.engines import choice  # noqa: E402
 from modelserver.engines.engine import Launch  # noqa: E402
+from modelserver.modes import tasks_of  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings, ModelSettings  # noqa: E402
 from modelserver.wings.direct.agreement import apart  # noqa: E402
 from modelserver.wings.direct.engine import Attention, DirectEngine  # noqa: E402
@@ -79,7 +80,8 @@ def compared(path: Path, task: Literal["auto", "embed"]) -> dict[str, Any]:
         kind="core", dtype="float32", step_tokens=STEP_TOKENS, vllm_options={"num_gpu_blocks_override": CACHE_BLOCKS}
     )
     settings = ModelServerSettings(model=ModelSettings(path=str(path), task=task), engine=engine)
-    core: Any = choice.build(settings, model_files.read(path, ""), {}).engine
+    files = model_files.read(path, "")
+    core: Any = choice.build(settings, files, min(tasks_of(settings, files, ())), {}).engine
     direct, counted = OnCpu(core), list[Launch]()
     graphed = with_graphs(direct, Immediate(), counted.append)
     found = {"sizes": graphed.facts.capture_sizes, "apart": differences(graphed, direct), "launches": counted}
