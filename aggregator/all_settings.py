@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from aggregator.settings.aggregator import AggregatorSettings
+from aggregator.wings.authentication.settings import AuthenticatedGrpcSettings
 from aggregator.wings.redis.settings import RedisSettings
 
 
 class AllSettings(AggregatorSettings):
     """All settings of the aggregator."""
 
+    grpc: AuthenticatedGrpcSettings = AuthenticatedGrpcSettings()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     redis: RedisSettings = RedisSettings()

@@ -33,9 +33,9 @@ from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.work_item import Task
-from aggregator.settings.aggregator import AggregatorSettings
+from aggregator.settings.aggregator import AggregatorSettings, GrpcSettings
 from aggregator.sources.brokers import Broker, BrokerParts
-from aggregator.sources.calls.callers import open_authentication
+from aggregator.sources.calls.callers import Authentication
 from aggregator.sources.calls.calls import Served
 from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.grpc.listener import GrpcSource
@@ -49,6 +49,7 @@ from aggregator.sources.kafka.source import KafkaSource
 from aggregator.tokenizers.cache import TokenizerCache
 from aggregator.tokenizers.counting import INLINE_CHARACTERS, Counting
 from aggregator.tokenizers.tokenizer import Tokenizer
+from aggregator.wings.authentication.credentials import open_authentication
 from aggregator.wings.cache.cache import open_caches
 from aggregator.wings.cloud_events.envelope import CLOUD_EVENTS
 from aggregator.wings.fast_tokenizer.fast_path import fast_path
@@ -64,6 +65,10 @@ BROKERS: Sequence[Broker] = [
     REDIS_BROKER,
 ]
 """What requests are read from beside Kafka."""
+AUTHENTICATION: Sequence[Callable[[GrpcSettings], Authentication | None]] = [
+    open_authentication,
+]
+"""How callers may have to authenticate."""
 ENVELOPES: Sequence[EnvelopeFormat] = [
     CLOUD_EVENTS,
 ]
@@ -129,7 +134,7 @@ class Aggregator:
             intake=self._ledger.intake,
             dimensions=self._models.dimensions,
             known=self._models.__contains__,
-            trusts_tenant=not settings.grpc.authentication.required,
+            trusts_tenant=not settings.grpc.authenticated,
             metrics=self._metrics,
         )
         self.sources += filter(None, (broker.open(settings, parts) for broker in BROKERS))
@@ -138,7 +143,7 @@ class Aggregator:
             models=self._models,
             give_up=self._pipeline.give_up,
             load=Load(_limits(settings), self._metrics, ledger=self._ledger),
-            authentication=open_authentication(settings.grpc.authentication),
+            authentication=authentication_of(settings.grpc),
             tracing=tracing,
         )
         if settings.grpc.bind:
@@ -173,7 +178,7 @@ class Aggregator:
             KafkaProducer(
                 settings.kafka, tracing=tracing, on_untimely=lambda topic: self._metrics.batches_untimely.add(1, topic)
             ),
-            trusts_tenant=not settings.grpc.authentication.required,
+            trusts_tenant=not settings.grpc.authenticated,
             envelopes=ENVELOPES,
             known=self._models.__contains__,
             dimensions=self._models.dimensions,
@@ -292,6 +297,11 @@ class Aggregator:
         if serving:
             return f"every batch has timed out for {_STALLED_S:g} s"
         return "no model server is available"
+
+
+def authentication_of(settings: GrpcSettings) -> Authentication | None:
+    """The authentication that the settings ask for; None: anybody may call. Raises StartError for an unusable file."""
+    return next(filter(None, (opened(settings) for opened in AUTHENTICATION)), None)
 
 
 def _limits(settings: AggregatorSettings) -> Limits:

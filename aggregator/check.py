@@ -6,12 +6,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
 
-from aggregator.app import BROKERS, few_files
+from aggregator.app import BROKERS, authentication_of, few_files
 from aggregator.errors import TokenbatchError
 from aggregator.replicas.pool import describe
 from aggregator.settings.addresses import DnsAddress, changes, parse
 from aggregator.settings.aggregator import AggregatorSettings
-from aggregator.sources.calls.callers import open_authentication
 from aggregator.sources.calls.certificates import server_context, watch_certificates
 from aggregator.sources.kafka.connection import check as check_kafka
 from k8s.kube.endpoints import check_access
@@ -58,7 +57,7 @@ def _credentials(findings: Findings, settings: AggregatorSettings) -> None:
     """The certificates, tokens and keys of callers, as a start reads them."""
     for use in (
         lambda: watch_certificates(settings.grpc.tls, server_context),
-        lambda: open_authentication(settings.grpc.authentication),
+        lambda: authentication_of(settings.grpc),
     ):
         try:
             use()

@@ -25,39 +25,6 @@ class TlsSettings(Group):
     client_ca_file: Path | None = None
 
 
-class JwtSettings(Group):
-    """JSON Web Tokens as bearer tokens."""
-
-    jwks_file: Path | None = None
-    issuer: str = ""
-    audience: str = ""
-    tenant_claim: str = "sub"
-
-
-class AuthenticationSettings(Group):
-    """Callers and their tenants; with any of these set, a call without a credential is refused."""
-
-    tokens_file: Path | None = Field(
-        default=None,
-        description="bearer tokens, one a line: TENANT TOKEN, or TENANT sha256:DIGEST (hexadecimal) of the token",
-    )
-    jwt: JwtSettings = Field(
-        default=JwtSettings(),
-        description="bearer tokens that are JWTs. jwks_file: JSON Web Key Set with the keys that sign them; issuer and"
-        " audience: the iss and aud that they must have (empty: any); tenant_claim: the claim that names the tenant",
-    )
-    client_certificates: bool = Field(
-        default=False,
-        description="the tenant is the client certificate's SPIFFE id, or else its common name, or else its first DNS"
-        " name; a certificate without any is refused",
-    )
-
-    @property
-    def required(self) -> bool:
-        """Whether callers must authenticate; then no field of a message names a tenant, on Kafka neither."""
-        return self.tokens_file is not None or self.jwt.jwks_file is not None or self.client_certificates
-
-
 class GrpcSettings(Group):
     """The gRPC port."""
 
@@ -69,7 +36,11 @@ class GrpcSettings(Group):
         description="PEM files, read again when they change. cert_file: certificate chain (empty: no TLS); key_file:"
         " its private key, not encrypted; client_ca_file: CA of client certificates (if set, every client needs one)",
     )
-    authentication: AuthenticationSettings = AuthenticationSettings()
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether callers must authenticate; then no field of a message names a tenant, on Kafka neither."""
+        return False
 
 
 class HttpSettings(Group):

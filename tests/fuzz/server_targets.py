@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -24,7 +22,7 @@ from aggregator.observability.metrics import Metrics
 from aggregator.replicas.answers import BadDescription, checked_description, checked_result
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.calls.callers import Authentication, Callers, StaticTokens
+from aggregator.sources.calls.callers import Authentication, Callers
 from aggregator.sources.calls.calls import Call, CallBatcher, call_of
 from aggregator.sources.calls.load import Limits, Load, Room
 from aggregator.sources.grpc.reading import Context, GrpcCalls, Reading, read_embed, refusal
@@ -38,6 +36,7 @@ from modelserver.service import batch as batch_module
 from modelserver.service.batch import broken_rows
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2 as ms
+from tests.fuzz.aggregator.wings.authentication.credential_targets import known_callers
 from tests.fuzz.target import Cut, Target
 from tests.support.fake_engine import description
 from tests.support.fake_source import GRPC
@@ -86,10 +85,11 @@ def _calls(known: Authentication | None) -> GrpcCalls:
 
 _MAX_INPUTS = 3
 _FILLER = pb.EmbedRequest(tenant="t" * SMALL_BYTES).SerializeToString()
-_OPEN = _calls(None)
-_TOKENS = Path(tempfile.mkdtemp(prefix="fuzz-")) / "tokens"
-_TOKENS.write_text("tenant secret\n")
-_CLOSED = _calls(Authentication([StaticTokens(_TOKENS)], client_certificates=True, wall_clock=lambda: 1.7e9))
+_CALLS = [
+    _calls(None),
+    _calls(known_callers()),
+]
+"""Of a port where anybody may call, and of others."""
 
 
 def _context(metadata: Iterable[tuple[str, str | bytes]], certificate: Mapping[str, Iterable[bytes]]) -> Context:
@@ -104,7 +104,7 @@ def check_call(data: bytes) -> None:
     """Whether anybody may call and the kind of a certificate's name, up to 7 metadata, that name, then the message."""
     cut = Cut(data)
     kind = cut.byte()
-    calls, certificate = _CLOSED if kind % 2 else _OPEN, _CERTIFICATE[kind // 2 % 3]
+    calls, certificate = _CALLS[kind % len(_CALLS)], _CERTIFICATE[kind // 2 % 3]
     metadata: list[tuple[str, str | bytes]] = []
     for _ in range(cut.byte() % 8):
         kind, content = cut.byte(), cut.field()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tests.fuzz import (
-    credential_targets,
     file_targets,
     generation_targets,
     http_targets,
     kafka_targets,
     server_targets,
 )
+from tests.fuzz.aggregator.wings.authentication import credential_targets
 from tests.fuzz.aggregator.wings.undecodable import batch_targets
 from tests.fuzz.target import Target
 

@@ -21,7 +21,8 @@ from opentelemetry.sdk.metrics.export import NumberDataPoint
 
 from aggregator.admission.ledger import MEMORY_BYTES, Ledger
 from aggregator.admission.models import Model, Models
-from aggregator.app import STATICS, make_limits
+from aggregator.all_settings import AllSettings
+from aggregator.app import STATICS, authentication_of, make_limits
 from aggregator.model_server import ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
@@ -31,8 +32,7 @@ from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
-from aggregator.settings.aggregator import AggregatorSettings, ModelSettings
-from aggregator.sources.calls.callers import open_authentication
+from aggregator.settings.aggregator import ModelSettings
 from aggregator.sources.calls.calls import CallBatcher, Served
 from aggregator.sources.calls.load import Limits, Load
 from aggregator.sources.grpc.listener import GrpcSource
@@ -130,7 +130,7 @@ async def listening(
         **(settings or {}),
     }
     chosen["grpc"] = {"bind": "127.0.0.1:0", **chosen.get("grpc", {})}  # of localhost's two, one may be another's
-    configured = AggregatorSettings.model_validate(chosen)
+    configured = AllSettings.model_validate(chosen)
     policy = replace(DispatchPolicy(), queue=QueuePolicy(coalesce=False))
     models = Models(
         [Model(each.name, each.aliases, Admission(AdmissionPolicy(max_held_tokens))) for each in configured.models],
@@ -147,7 +147,7 @@ async def listening(
         models=models,
         give_up=pipeline.give_up,
         load=Load(Limits(**(limits or {})), metrics, ledger=Ledger(memory_bytes, intake_share=0.0)),
-        authentication=open_authentication(configured.grpc.authentication),
+        authentication=authentication_of(configured.grpc),
         tracing=Tracing(),
     )
     source = GrpcSource(configured.grpc, served)

@@ -61,7 +61,7 @@ class GrpcSource(CallSource):
         )
         for name, service in ((SERVICE, self._service), (GENERATION, generation), (RANKING, ranking)):
             self._server.add(name, service.handlers())
-        if not settings.authentication.required:  # it answers callers without a credential
+        if not settings.authenticated:  # it answers callers without a credential
             self._server.reflect(*_SERVICES)
 
     @override
@@ -74,7 +74,7 @@ class GrpcSource(CallSource):
             "address": self.address,
             "tls": self._credentials is not None,
             "client_certificates": self._settings.tls.client_ca_file is not None,
-            "authentication": self._settings.authentication.required,
+            "authentication": self._settings.authenticated,
         }
         _LOG.info("grpc listening", extra=extra)
 

@@ -108,7 +108,7 @@ def _size(key: tuple[bytes, str], entry: tuple[bytes, int]) -> int:
 
 def open_caches(settings: AggregatorSettings, buffer: MetricsBuffer) -> Callable[[ServerDescription], KnownRows] | None:
     """What opens the cache of each model revision; None where no bytes are granted."""
-    most_bytes, by_tenant = settings.batching.cache_bytes, settings.grpc.authentication.required
+    most_bytes, by_tenant = settings.batching.cache_bytes, settings.grpc.authenticated
     if not most_bytes:
         return None
     lookups = buffer.counter("embed.cache.lookups", "{query}", "queries looked up in the cache", "result")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from aggregator.admission.known_rows import KnownRows
 from aggregator.admission.quotas import QuotaPolicy
@@ -17,7 +18,7 @@ from aggregator.errors import Code
 from aggregator.model_server import GenerationCosts, ServerDescription
 from aggregator.request.request import Request
 from aggregator.scheduler.work_item import Query, WorkItem
-from aggregator.settings.aggregator import AggregatorSettings
+from aggregator.settings.aggregator import AggregatorSettings, GrpcSettings
 from aggregator.sources.wire.encode import response, to_protobuf
 from aggregator.wings.cache.cache import ENTRY_BYTES, RowCache, open_caches
 from k8s.pod.metrics_buffer import MetricsBuffer
@@ -33,12 +34,12 @@ SPANNED = replace(DESCRIPTION, pools_spans=True)
 class Caches:
     """The caches of a process with these settings, as its pipeline opens them."""
 
-    def __init__(self, cache_bytes: int = 1 << 20, **settings: Any) -> None:
+    def __init__(self, cache_bytes: int = 1 << 20, *, grpc: GrpcSettings | None = None) -> None:
         self.buffer = MetricsBuffer()
         self.opened: list[KnownRows] = []
         self._settings = AggregatorSettings.model_validate(
-            {"batching": {"cache_bytes": cache_bytes}, "models": [{"name": "m", "servers": ["h:1"]}], **settings}
-        )
+            {"batching": {"cache_bytes": cache_bytes}, "models": [{"name": "m", "servers": ["h:1"]}]}
+        ).model_copy(update={"grpc": grpc or GrpcSettings()})
         self._open = open_caches(self._settings, self.buffer)
 
     def __call__(self, description: ServerDescription) -> KnownRows:
@@ -137,15 +138,20 @@ async def test_two_revisions_never_mix() -> None:
     assert len(caches.opened) == 2
 
 
-@pytest.mark.parametrize(
-    ("settings", "cached"), [({}, 1), ({"grpc": {"authentication": {"client_certificates": True}}}, 0)]
-)
+class Authenticated(GrpcSettings):
+    """A port where callers must authenticate."""
+
+    @property
+    @override
+    def authenticated(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("grpc", "cached"), [(GrpcSettings(), 1), (Authenticated(), 0)])
 @in_virtual_time
-async def test_where_callers_authenticate_a_tenant_finds_its_own_rows_only(
-    settings: dict[str, Any], cached: int
-) -> None:
+async def test_where_callers_authenticate_a_tenant_finds_its_own_rows_only(grpc: GrpcSettings, cached: int) -> None:
     engine = FakeEngine(DESCRIPTION)
-    async with FakedPipeline(engine, known=Caches(**settings)).started() as faked:
+    async with FakedPipeline(engine, known=Caches(grpc=grpc)).started() as faked:
         mine = [await embedded(faked, "10 20", tenant=tenant) for tenant in ("a", "a", "b")]
     assert [answer.cached for answer in mine] == [0, 1, cached]
 

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from jwt.algorithms import OKPAlgorithm
 from jwt.utils import base64url_encode
 
-from aggregator.settings.aggregator import JwtSettings
-from aggregator.sources.calls.callers import JwtTokens, StaticTokens
+from aggregator.wings.authentication.credentials import Credentials, JwtTokens, StaticTokens
+from aggregator.wings.authentication.settings import JwtSettings
 from tests.fuzz.target import Cut, Target
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))  # noqa: S108 - memory
@@ -66,6 +66,13 @@ def check_list(data: bytes) -> None:
         return
     caller = tokens.caller("secret")
     assert caller is None or caller.tenant.strip(), "A caller has no name."
+
+
+def known_callers() -> Credentials:
+    """The authentication of a port with one token, and of client certificates."""
+    tokens = Path(tempfile.mkdtemp(prefix="fuzz-")) / "tokens"
+    tokens.write_text("tenant secret\n")
+    return Credentials([StaticTokens(tokens)], client_certificates=True, wall_clock=lambda: 1.7e9)
 
 
 TARGETS = (

@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 
 from aggregator.errors import Unauthenticated
-from aggregator.settings.aggregator import JwtSettings
-from aggregator.sources.calls.callers import Authentication, Caller, CertificateNames, JwtTokens, StaticTokens, is_name
+from aggregator.sources.calls.callers import Caller, CertificateNames
+from aggregator.wings.authentication.credentials import Credentials, JwtTokens, StaticTokens, is_name
+from aggregator.wings.authentication.settings import JwtSettings
 
 
 def test_a_certificate_names_its_tenant() -> None:
-    authentication = Authentication([], client_certificates=True)
+    authentication = Credentials([], client_certificates=True)
     assert authentication.by_certificate(CertificateNames(common_names=[b"t\xc3\xa9am"])).tenant == "t\u00e9am"
 
 
 def test_a_certificate_whose_name_is_no_text_is_refused() -> None:
-    authentication = Authentication([], client_certificates=True)
+    authentication = Credentials([], client_certificates=True)
     with pytest.raises(Unauthenticated, match="is not UTF-8"):
         authentication.by_certificate(CertificateNames(common_names=[b"t\xffeam"]))
 
@@ -37,7 +38,7 @@ class _CountedTokens(StaticTokens):
 def test_a_token_is_measured_before_it_is_verified(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("team secret")
     tokens = _CountedTokens(tmp_path / "tokens")
-    authentication = Authentication([tokens])
+    authentication = Credentials([tokens])
     with pytest.raises(Unauthenticated, match="has 8193 characters: send at most 8192"):
         authentication.by_token("Bearer " + "e" * 8193)
     assert tokens.asked == 0
@@ -55,7 +56,7 @@ def test_a_header_is_refused_before_the_rest_of_its_token_is_decoded(tmp_path: P
 
 
 def test_a_credential_s_tenant_has_a_bounded_name(tmp_path: Path) -> None:
-    authentication = Authentication([], client_certificates=True)
+    authentication = Credentials([], client_certificates=True)
     with pytest.raises(Unauthenticated, match="more than 256 of them"):
         authentication.by_certificate(CertificateNames(common_names=[b"t" * 257]))
     (tmp_path / "tokens").write_text(f"{'t' * 257} secret")
