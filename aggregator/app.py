@@ -38,6 +38,7 @@ from aggregator.sources.brokers import Broker, BrokerParts
 from aggregator.sources.calls.callers import Authentication
 from aggregator.sources.calls.calls import Served
 from aggregator.sources.calls.load import Limits, Load
+from aggregator.sources.extension import Extension, ExtensionParts
 from aggregator.sources.grpc.listener import GrpcSource
 from aggregator.sources.http.listener import HttpSource
 from aggregator.sources.http.static import Static
@@ -50,6 +51,7 @@ from aggregator.tokenizers.cache import TokenizerCache
 from aggregator.tokenizers.counting import INLINE_CHARACTERS, Counting
 from aggregator.tokenizers.tokenizer import Tokenizer
 from aggregator.wings.authentication.credentials import open_authentication
+from aggregator.wings.batches.extension import BATCHES
 from aggregator.wings.cache.cache import open_caches
 from aggregator.wings.cloud_events.envelope import CLOUD_EVENTS
 from aggregator.wings.fast_tokenizer.fast_path import fast_path
@@ -73,6 +75,10 @@ ENVELOPES: Sequence[EnvelopeFormat] = [
     CLOUD_EVENTS,
 ]
 """What a record of Kafka may be in."""
+EXTENSIONS: Sequence[Extension] = [
+    BATCHES,
+]
+"""What else is served over HTTP, with a source of its own."""
 PAGES: Sequence[Callable[[AggregatorState], Pages]] = [
     live_pages,
 ]
@@ -148,8 +154,11 @@ class Aggregator:
         )
         if settings.grpc.bind:
             self.sources.append(GrpcSource(settings.grpc, served))
+        http: HttpSource | None = None
         if settings.http.bind:
-            self.sources.append(HttpSource(settings.http, settings.grpc.tls, served, STATICS))
+            self.sources.append(http := HttpSource(settings.http, settings.grpc.tls, served, STATICS))
+        extensions = ExtensionParts(http, served, self._ledger.intake, self._pipeline.forget)
+        self.sources += filter(None, (extension.open(settings, extensions) for extension in EXTENSIONS))
         report = DemandReport(self._models, meter, self._backlogs)
         self._demand = DemandServer(settings.demand.bind, report) if settings.demand.bind else None
         self._work: list[asyncio.Task[None]] = []

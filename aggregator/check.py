@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
 
-from aggregator.app import BROKERS, authentication_of, few_files
+from aggregator.app import BROKERS, EXTENSIONS, authentication_of, few_files
 from aggregator.errors import TokenbatchError
 from aggregator.replicas.pool import describe
 from aggregator.settings.addresses import DnsAddress, changes, parse
@@ -36,7 +36,7 @@ async def check(settings: AggregatorSettings) -> int:
     if kafka.enabled:
         name = f"kafka {kafka.bootstrap_servers}"
         work.append(findings.within(_broker(findings, name, check_kafka(kafka, PATIENCE_S)), name))
-    for name, tried in filter(None, (broker.check(settings, PATIENCE_S - 1.0) for broker in BROKERS)):
+    for name, tried in filter(None, (each.check(settings, PATIENCE_S - 1.0) for each in (*BROKERS, *EXTENSIONS))):
         work.append(findings.within(_broker(findings, name, tried), name))
     for place, model in enumerate(settings.models):
         for number, address in enumerate(model.servers):

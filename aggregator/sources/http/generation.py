@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import msgspec
+from typing_extensions import override
 
 from aggregator.request.generation import Generation
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority, Task
-from aggregator.sources.http.answer import AskedPriority, TextPart, priority_of
+from aggregator.sources.http.answer import Answer, AskedPriority, TextPart, priority_of
 from aggregator.sources.http.embeddings import FOREIGN_IDS, IDS_SCHEMA, TEXT_SCHEMA, Revisions, check_nesting
 from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.json_body import decode_body
@@ -29,6 +30,8 @@ _MAX_MESSAGES, _MAX_STOPS, _MAX_STOP_IDS = 1024, 16, 128
 """The limits over gRPC."""
 _FINISH: dict[int, str] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 
+_ANSWER_BYTES, _TOKEN_BYTES = 1024, 8
+"""Of a whole text's response, and of each token in it, about."""
 _CONTINUES, _CONTINUATION = 0xC0, 0x80
 """Bits that tell a byte of UTF-8 that does not begin a character."""
 
@@ -344,6 +347,32 @@ class GenerationWriter:
             "top_logprobs": [_by_name(place) for place in places],
             "text_offset": offsets,
         }
+
+
+class WholeText(Answer):
+    """Answers with the whole text, where nobody waits for its begin."""
+
+    def __init__(
+        self,
+        asked: CompletionRequest | ChatRequest,
+        tokenizer_of: Callable[[Request], Callable[[], Tokenizer]],
+    ) -> None:
+        super().__init__("")
+        self._asked = asked
+        self._tokenizer_of = tokenizer_of
+
+    @override
+    def failure(self, request: Request) -> Failure | None:
+        return request.failure
+
+    @override
+    def size_bytes(self, request: Request) -> int:
+        assert request.generation is not None, "An embedding request was answered with a text. This is a bug."
+        return _ANSWER_BYTES + _TOKEN_BYTES * request.generation.sampling.max_tokens
+
+    @override
+    def write(self, request: Request) -> bytes:
+        return GenerationWriter(request, self._asked, self._tokenizer_of(request)).whole()
 
 
 def _chat_logprobs(places: Sequence[Sequence[_Shown]]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class HttpSource(CallSource):
         """`statics`: what further paths answer to GET. Raises StartError for certificates that cannot be read."""
         super().__init__(HTTP, served, served.load.limits.max_inputs)
         calls = HttpCalls(self._batcher, served.give_up, self._callers, served.load, timeout_s=settings.timeout_s)
-        service = OpenAIService(
+        self.service = OpenAIService(
             calls, served.models, served.tracing, statics, trusts_token_ids=settings.trusts_token_ids
         )
         closed, most = served.load.metrics.http_closed, served.load.limits.max_connections
@@ -42,7 +42,9 @@ class HttpSource(CallSource):
         self._bind = settings.bind
         self._certificates = watch_certificates(tls, server_context)
         certificates = self._certificates
-        self._server = HttpServer(service, self._connections, certificates.get if certificates is not None else None)
+        self._server = HttpServer(
+            self.service, self._connections, certificates.get if certificates is not None else None
+        )
 
     @override
     async def prepare(self, timeout_s: float) -> None:

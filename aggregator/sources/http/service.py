@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -32,7 +33,13 @@ from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions
 from aggregator.sources.http.errors import FieldError, described, described_error
 from aggregator.sources.http.exchange import HttpExchange
 from aggregator.sources.http.forms.routes import ROUTES
-from aggregator.sources.http.generation import ChatRequest, CompletionRequest, GenerationReader, GenerationWriter
+from aggregator.sources.http.generation import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationReader,
+    GenerationWriter,
+    WholeText,
+)
 from aggregator.sources.http.json_body import decode_body, takes_long
 from aggregator.sources.http.static import Static
 from aggregator.sources.wire.message import AnyMessage
@@ -115,6 +122,22 @@ class HttpGenerationCall(GenerationCall):
         self.streams = bool(asked.stream)
 
 
+class Mounted(ABC):
+    """Routes of another part, below paths of its own."""
+
+    @abstractmethod
+    def takes(self, path: str) -> bool:
+        """Whether a path is one of its own."""
+
+    @abstractmethod
+    def pattern(self, path: str) -> str:
+        """The route of a path, without what a caller names in it; empty if it is none."""
+
+    @abstractmethod
+    def open(self, exchange: HttpExchange) -> None:
+        """The head of a call is there, and the call holds its room. Raises TokenbatchError or HttpError."""
+
+
 class OpenAIService(Service):
     """Answers the requests of all connections."""
 
@@ -133,9 +156,16 @@ class OpenAIService(Service):
         revisions = Revisions(models)
         embeddings = EmbeddingsReader(revisions, trusts_token_ids=trusts_token_ids)
         generation = GenerationReader(revisions, trusts_token_ids=trusts_token_ids)
+        reads: dict[str, Read] = {"/v1/embeddings": embeddings, **ROUTES}
+        self.reads: Mapping[str, Read] = {
+            **reads,
+            "/v1/completions": partial(self._read_whole, generation.completion),
+            "/v1/chat/completions": partial(self._read_whole, generation.chat),
+        }
+        """How bodies are read whose answer can be whole, by their path."""
+        self.mounted: list[Mounted] = []
         self._routes: dict[str, tuple[str, Serve]] = {
-            "/v1/embeddings": ("POST", partial(self._serve, embeddings)),
-            **{path: ("POST", partial(self._serve, read)) for path, read in ROUTES.items()},
+            **{path: ("POST", partial(self._serve, read)) for path, read in reads.items()},
             "/v1/completions": ("POST", partial(self._generate, generation.completion)),
             "/v1/chat/completions": ("POST", partial(self._generate, generation.chat)),
             "/tokenize": ("POST", self._tokenize),
@@ -185,8 +215,15 @@ class OpenAIService(Service):
         pattern = path if route is not None else ""
         if route is None and path.startswith("/v1/models/"):
             pattern, route = "/v1/models/{model}", ("GET", self._show_model)
+        mounted = next((each for each in self.mounted if each.takes(path)), None)
+        if mounted is not None:
+            pattern = mounted.pattern(path)
         trace = exchange.header(b"traceparent")
         exchange.call = self._telemetry.http(exchange.method, path, pattern, trace, secure=exchange.is_secure)
+        if mounted is not None:
+            self.calls.enter(exchange)
+            mounted.open(exchange)
+            return
         if route is None:
             similar = get_close_matches(path[:_LONGEST_PATH], self._routes, n=1)
             remedy = f"did you mean {similar[0]}?" if similar else f"the routes are {', '.join(self._routes)}"
@@ -255,6 +292,14 @@ class OpenAIService(Service):
 
     async def _encode(self, exchange: HttpExchange, answer: Answer, request: Request) -> None:
         exchange.answer(200, await in_slow_lane(partial(answer.write, request)), answer.headers(request))
+
+    def _read_whole(
+        self, read: ReadGeneration, data: bytes, defaults: Defaults, request_id: str
+    ) -> tuple[GenerateRequest, WholeText]:
+        message, asked = read(data, defaults, request_id)
+        if asked.stream:
+            raise FieldError("the answer is whole here: leave it out", "stream")
+        return message, WholeText(asked, self._tokenizer_of)
 
     def _generate(self, read: ReadGeneration, exchange: HttpExchange) -> None:
         exchange.start(self._write_generation(read, exchange))

@@ -82,15 +82,18 @@ def _keep_secrets_out_of_logs() -> None:
         client.setLevel(logging.INFO)
 
 
-async def prepare_topics(settings: KafkaSettings, timeout_s: float) -> None:
+async def prepare_topics(settings: KafkaSettings, timeout_s: float, *, replies: bool = True) -> None:
     """Make sure that every query, reply and dead-letter topic is there, creating them where that is allowed.
+
+    Without `replies` only the topics that are read.
 
     Raises StartError that says what to do: no broker reached, not authorised, a topic missing.
     """
     async with _admin(settings, timeout_s) as admin:
         partitions = await topics_seen(admin)
         await _compacted(admin, settings, partitions)
-        if missing := _missing(settings, partitions):
+        wanted = _wanted(settings) if replies else [topic.name for topic in settings.topics]
+        if missing := _missing(settings, partitions, wanted):
             await _create(admin, settings, missing, partitions, timeout_s)
 
 
@@ -104,7 +107,7 @@ async def check(settings: KafkaSettings, timeout_s: float) -> Sequence[str]:
     read, written = [topic.name for topic in settings.topics], _written(settings)
     async with _admin(settings, timeout_s) as admin:
         partitions = await topics_seen(admin)
-        if missing := _missing(settings, partitions):
+        if missing := _missing(settings, partitions, _wanted(settings)):
             warnings.append(f"kafka: {_listed(missing)} not there yet, and will be created at start")
         there = [name for name in _wanted(settings) if name in partitions]
         if rights := await lacking(
@@ -180,9 +183,9 @@ def _written(settings: KafkaSettings) -> list[str]:
     return [*settings.reply_topics, *settings.delta_topics, *dead]
 
 
-def _missing(settings: KafkaSettings, partitions: Collection[str]) -> list[str]:
+def _missing(settings: KafkaSettings, partitions: Collection[str], wanted: Sequence[str]) -> list[str]:
     """The topics to create. Raises StartError if there are some and `create_topics` is off."""
-    missing = [name for name in _wanted(settings) if name not in partitions]
+    missing = [name for name in wanted if name not in partitions]
     if missing and not settings.create_topics:
         raise StartError(
             f"kafka: {_listed(missing)} missing, or not visible to this client: create what is missing, grant"

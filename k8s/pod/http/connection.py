@@ -313,7 +313,10 @@ class Connection(Pooled, asyncio.BufferedProtocol):
                     self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if exchange.error is not None:
             raise exchange.error
-        if not exchange.counted_bytes or exchange.counted_bytes < exchange.arrived_bytes:
+        if exchange.sink is not None:
+            self.due_s = time.monotonic() + TIMEOUT_S[State.BODY]
+            self._rest(exchange.sink.wait_s())
+        elif not exchange.counted_bytes or exchange.counted_bytes < exchange.arrived_bytes:
             self._rest(self._service.received(exchange))
         if exchange.has_body and self._resting is None and exchange.serve is not None:
             self.state, self.due_s = State.SERVING, exchange.deadline_s

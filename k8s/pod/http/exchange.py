@@ -10,7 +10,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from math import inf
 from socket import SO_SNDBUF, SOL_SOCKET
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 _JOINED_BYTES = 64 * 1024  # a larger body is not copied behind its head
@@ -35,6 +35,16 @@ class HttpError(Exception):
         self.name = name
         self.closes = closes
         self.retryable = retryable
+
+
+class Sink(Protocol):
+    """Takes a body as it comes, where it is too large to be kept."""
+
+    def add(self, data: bytes) -> None:
+        """A part of the body came."""
+
+    def wait_s(self) -> float:
+        """How long to wait (s) until more is read. Raises HttpError, or others."""
 
 
 class Service:
@@ -78,9 +88,9 @@ class Exchange:
     """A request and its response.
 
     `serve` is called once the body is there, and `on_late` at `deadline_s` (monotonic), if it is not answered then.
-    `on_gone`: its caller went away. `on_answered`: its response is written. `counted_bytes`: of a large body, what was
-    checked. `upgrades`: it has a body behind an offer to upgrade, which is not taken. `peername`: of its client,
-    host:port. `is_secure`: it came over TLS.
+    `sink`: takes its body; then only the pauses in it are bounded. `on_gone`: its caller went away. `on_answered`: its
+    response is written. `counted_bytes`: of a large body, what was checked. `upgrades`: it has a body behind an offer
+    to upgrade, which is not taken. `peername`: of its client, host:port. `is_secure`: it came over TLS.
     """
 
     method = path = version = peername = ""
@@ -95,6 +105,7 @@ class Exchange:
     serve: Callable[[Exchange], None] | None = None
     on_gone: Callable[[], object] | None = None
     on_late: Callable[[], None] | None = None
+    sink: Sink | None = None
     _drained: asyncio.Future[None] | None = None
     _length = 0
     _task: asyncio.Task[None] | None = None
@@ -138,6 +149,9 @@ class Exchange:
         """A part of the body came."""
         self.arrived_bytes += len(data)
         if self.is_answered:
+            return
+        if self.sink is not None:
+            self.sink.add(data)
             return
         if not self.body:
             self.body = data

@@ -1,0 +1,393 @@
+"""Files and batches of tenants over the store: keep, plan, see, end. Every step may be done twice, by anyone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from math import inf
+from typing import Any, TypeVar
+
+import msgspec
+
+from aggregator.errors import Code, TokenbatchError
+from aggregator.slow_lane import in_slow_lane
+from aggregator.wings.batches.answers import End, Lines
+from aggregator.wings.batches.lines import Validator, decoded, lines_of
+from aggregator.wings.batches.objects import (
+    HEAD_BYTES,
+    Batch,
+    Cancel,
+    FileMeta,
+    Head,
+    Kind,
+    Plan,
+    Pointer,
+    Problem,
+    Refusal,
+    Result,
+    batch_path,
+    data_path,
+    file_of,
+    head_of,
+    meta_path,
+    part_path,
+)
+from aggregator.wings.batches.settings import BatchesSettings
+from aggregator.wings.batches.store import Listed, Store, StoreAway
+from aggregator.wings.batches.views import Seen, shown_file, shown_written
+
+_LOG = logging.getLogger(__name__)
+_KEPT_BYTES = 16 * 1024 * 1024
+_READ_AT_ONCE = 16
+_VALIDATED_BYTES = 256 * 1024
+"""Takes some 6 ms, in which the event loop waits for the interpreter's lock;"""
+_REST_S = 0.01
+"""and after it others have their turn."""
+_REMIND_S = 15.0
+"""A batch that nobody validates for so long lost its record: its aggregator died between store and broker."""
+_END_AFTER_S = 4.0
+"""After a cancellation: until then an aggregator that computes a chunk has written what it has."""
+
+T = TypeVar("T")
+Produce = Callable[[Sequence[Pointer]], Awaitable[None]]
+
+
+class QuotaReached(TokenbatchError):
+    """The tenant keeps as much as it may."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class Desk:
+    """What the routes and the source ask of the store. `produce` writes records; `folder` is a tenant's."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: BatchesSettings,
+        produce: Produce,
+        *,
+        wall_clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.store = store
+        self.settings = settings
+        self.now_s = wall_clock
+        self._produce = produce
+        self._sleep = sleep
+        self._kept: dict[str, tuple[Any, int]] = {}
+        self._kept_bytes = 0
+        self._reading = asyncio.Semaphore(_READ_AT_ONCE)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._reminded_s: dict[str, float] = {}
+
+    # Objects, which never change, are kept once they are read.
+
+    async def load(self, path: str, kind: type[T]) -> T | None:
+        """An object of the store; None where there is none."""
+        if (kept := self._kept.get(path)) is not None:
+            return kept[0]  # type: ignore[no-any-return]
+        async with self._reading:
+            if kind is Head:
+                data = await self.store.read_slice(path, 0, HEAD_BYTES)
+                found: Any = head_of(data) if data else None
+            else:
+                data = await self.store.read(path)
+                found = msgspec.json.decode(data, type=kind) if data is not None else None
+        if data is not None and path not in self._kept:
+            self._keep(path, found, len(data))
+        return found  # type: ignore[no-any-return]
+
+    def _keep(self, path: str, found: object, size_bytes: int) -> None:
+        self._kept[path] = found, size_bytes
+        self._kept_bytes += size_bytes
+        while self._kept_bytes > _KEPT_BYTES:
+            self._forget(next(iter(self._kept)))
+
+    def _forget(self, path: str) -> None:
+        _, size_bytes = self._kept.pop(path, (None, 0))
+        self._kept_bytes -= size_bytes
+
+    async def _create(self, path: str, written: msgspec.Struct) -> bool:
+        return await self.store.create(path, msgspec.json.encode(written))
+
+    # Files.
+
+    async def room_bytes(self, folder: str) -> int:
+        """Bytes that a tenant may yet store. Raises QuotaReached."""
+        stored = sum(each.size_bytes for each in await self.store.list(folder))
+        if stored >= (most := self.settings.max_stored_bytes):
+            raise QuotaReached(f"your files and answers take {stored} bytes, of {most}: delete some of them")
+        return most - stored
+
+    async def keep_file(self, folder: str, meta: FileMeta) -> dict[str, Any]:
+        """Show a file whose data is there."""
+        await self._create(meta_path(folder, meta.id), meta)
+        return shown_file(meta)
+
+    async def uploaded(self, folder: str, file_id: str) -> FileMeta | None:
+        """An uploaded file; None where there is none, or it has expired."""
+        if file_of(file_id) != (file_id, Kind.INPUT):
+            return None
+        meta = await self.load(meta_path(folder, file_id), FileMeta)
+        if meta is not None and 0 < meta.expires_s <= self.now_s():
+            await self._delete_uploaded(folder, file_id)
+            return None
+        return meta
+
+    async def _delete_uploaded(self, folder: str, file_id: str) -> None:
+        paths = [meta_path(folder, file_id), data_path(folder, file_id)]
+        self._forget(paths[0])
+        await self.store.delete(paths)
+
+    async def file(self, folder: str, file_id: str) -> dict[str, Any] | None:
+        """A file as it is shown, uploaded or written by a batch."""
+        named = file_of(file_id)
+        if named is None:
+            return None
+        owner, kind = named
+        if kind is Kind.INPUT:
+            meta = await self.uploaded(folder, file_id)
+            return shown_file(meta) if meta is not None else None
+        seen = await self.seen(folder, owner)
+        return shown_written(seen, kind) if seen is not None else None
+
+    async def files(self, folder: str) -> list[dict[str, Any]]:
+        """All files of a tenant, the newest first."""
+        ids = {each.path.split("/")[3] for each in await self.store.list(f"{folder}/files") if _is_meta(each)}
+        metas = await asyncio.gather(*(self.uploaded(folder, each) for each in ids))
+        shown = [shown_file(meta) for meta in metas if meta is not None]
+        for seen in await self.all_seen(folder):
+            shown += filter(None, (shown_written(seen, kind) for kind in (Kind.OUTPUT, Kind.ERRORS)))
+        return sorted(shown, key=lambda each: (each["created_at"], each["id"]), reverse=True)
+
+    async def content(self, folder: str, file_id: str) -> AsyncIterator[bytes] | None:
+        """The bytes of a file; None where there is none."""
+        named = file_of(file_id)
+        if named is None:
+            return None
+        owner, kind = named
+        if kind is Kind.INPUT:
+            meta = await self.uploaded(folder, file_id)
+            return self.store.stream(data_path(folder, file_id), 0, meta.size_bytes) if meta is not None else None
+        seen = await self.seen(folder, owner)
+        return self._written(folder, seen, kind) if seen is not None and seen.size_bytes(kind) else None
+
+    async def _written(self, folder: str, seen: Seen, kind: Kind) -> AsyncIterator[bytes]:
+        """The parts one after another."""
+        heads = seen.result.heads if seen.result is not None else [seen.heads[key] for key in sorted(seen.heads)]
+        for chunk, head in enumerate(heads):
+            start, length = HEAD_BYTES, head.output_bytes
+            if kind is Kind.ERRORS:
+                start, length = HEAD_BYTES + head.output_bytes, head.size_bytes - head.output_bytes
+            async for data in self.store.stream(part_path(folder, seen.batch.id, chunk), start, length):
+                yield data
+
+    async def delete_file(self, folder: str, file_id: str) -> bool:
+        """Delete a file; whether there was one. Raises QuotaReached for the input of a batch that is not finished."""
+        if await self.file(folder, file_id) is None:
+            return False
+        owner, kind = file_of(file_id) or (file_id, Kind.INPUT)
+        if kind is Kind.INPUT:
+            for seen in await self.all_seen(folder):
+                if seen.batch.input_file_id == file_id and not seen.status.is_final:
+                    raise InUse(f"batch {seen.batch.id} reads this file: cancel the batch first, or wait for its end")
+            await self._delete_uploaded(folder, file_id)
+            return True
+        await self.store.create(batch_path(folder, owner, f"{kind}.gone"), b"")
+        seen_now = await self.seen(folder, owner)
+        if seen_now is not None and not any(seen_now.size_bytes(each) for each in (Kind.OUTPUT, Kind.ERRORS)):
+            await self._delete_parts(folder, seen_now)
+        return True
+
+    async def _delete_parts(self, folder: str, seen: Seen) -> None:
+        """Nobody can read them any more; the result has their counts."""
+        if seen.result is not None:
+            await self.store.delete([part_path(folder, seen.batch.id, each) for each in range(len(seen.result.heads))])
+
+    # Batches.
+
+    async def create(self, folder: str, batch: Batch) -> Seen:
+        """Begin a batch. Raises QuotaReached."""
+        unfinished = sum(not seen.status.is_final for seen in await self.all_seen(folder))
+        if unfinished >= (most := self.settings.max_unfinished):
+            raise QuotaReached(f"{unfinished} of your batches are not finished, of {most}: wait for one, or cancel one")
+        await self._create(batch_path(folder, batch.id, "batch"), batch)
+        await self._produce([Pointer(folder, batch.id)])
+        return Seen(batch)
+
+    async def all_seen(self, folder: str) -> list[Seen]:
+        """A tenant's batches, the newest first."""
+        names: dict[str, set[str]] = {}
+        for each in await self.store.list(f"{folder}/batches"):
+            _, _, _, batch_id, name = each.path.split("/", 4)
+            names.setdefault(batch_id, set()).add(name)
+        newest = sorted(names, reverse=True)
+        found = await asyncio.gather(*(self._see(folder, each, names[each]) for each in newest))
+        return [seen for seen in found if seen is not None]
+
+    async def seen(self, folder: str, batch_id: str) -> Seen | None:
+        """A batch; None where there is none. Puts right what a crash left behind."""
+        at = batch_path(folder, batch_id, "")
+        names = {each.path.removeprefix(at) for each in await self.store.list(at.rstrip("/"))}
+        return await self._see(folder, batch_id, names)
+
+    async def _see(self, folder: str, batch_id: str, names: set[str]) -> Seen | None:
+        async def load(name: str, kind: type[T]) -> T | None:
+            return await self.load(batch_path(folder, batch_id, name), kind) if name in names else None
+
+        batch = await load("batch", Batch)
+        if batch is None:
+            return None
+        result = await load("result", Result)
+        parts = sorted(name for name in names if name.startswith("parts/")) if result is None else []
+        heads = await asyncio.gather(*(load(name, Head) for name in parts))
+        seen = Seen(
+            batch,
+            await load("plan", Plan),
+            await load("errors", Refusal),
+            await load("cancel", Cancel),
+            {int(name[6:]): head for name, head in zip(parts, heads, strict=True) if head is not None},
+            result,
+            frozenset(kind for kind in (Kind.OUTPUT, Kind.ERRORS) if f"{kind}.gone" in names),
+        )
+        await self._put_right(folder, seen)
+        return seen
+
+    async def _put_right(self, folder: str, seen: Seen) -> None:
+        """Note a result that nobody noted, end what is to end, and remind of what nobody began."""
+        batch_id, now_s = seen.batch.id, self.now_s()
+        if seen.status.is_final:
+            if seen.result is None and seen.plan is not None:
+                heads = tuple(seen.heads[chunk] for chunk in range(len(seen.plan.chunks)))
+                await self._create(batch_path(folder, batch_id, "result"), Result(heads))
+            elif 0 < seen.outputs_expire_s <= now_s and not seen.gone:
+                for kind in (Kind.OUTPUT, Kind.ERRORS):
+                    await self.store.create(batch_path(folder, batch_id, f"{kind}.gone"), b"")
+                await self._delete_parts(folder, seen)
+        elif seen.cancel is not None:
+            wait_s = max(0.0, seen.cancel.at_s + _END_AFTER_S - now_s)
+            self._spawn(batch_id, self._end(folder, seen.batch, End.CANCELLED, wait_s))
+        elif now_s > seen.batch.expires_s:
+            self._spawn(batch_id, self._end(folder, seen.batch, End.EXPIRED, _END_AFTER_S))
+        elif seen.plan is None and now_s > _REMIND_S + max(seen.batch.created_s, self._reminded_s.get(batch_id, -inf)):
+            self._reminded_s[batch_id] = now_s
+            await self._produce([Pointer(folder, batch_id)])
+
+    def _spawn(self, batch_id: str, work: Coroutine[Any, Any, None]) -> None:
+        if batch_id in self._tasks:
+            work.close()
+            return
+        task = asyncio.create_task(work, name=f"end {batch_id}")
+        self._tasks[batch_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(batch_id, None))
+
+    async def cancel(self, folder: str, batch_id: str) -> Seen | None:
+        """Cancel a batch that is not finished; None where there is none."""
+        seen = await self.seen(folder, batch_id)
+        if seen is None or seen.status.is_final:
+            return seen
+        await self._create(batch_path(folder, batch_id, "cancel"), Cancel(self.now_s()))
+        return await self.seen(folder, batch_id)
+
+    async def is_cancelled(self, folder: str, batch_id: str) -> bool:
+        return await self.load(batch_path(folder, batch_id, "cancel"), Cancel) is not None
+
+    async def _end(self, folder: str, batch: Batch, why: End, wait_s: float) -> None:
+        """Write the parts that nobody wrote: their lines have ended. Whoever writes a part first is right."""
+        try:
+            await self._sleep(wait_s)
+            plan = await self.plan(folder, batch)
+            if plan is None:
+                return
+            for chunk in range(len(plan.chunks)):
+                path = part_path(folder, batch.id, chunk)
+                if path not in self._kept and not await self.store.exists(path):
+                    lines = await self.lines(folder, batch, plan, chunk)
+                    await in_slow_lane(partial(lines.end_all, why))
+                    await self.store.create(path, lines.part(self.now_s()))
+            await self.seen(folder, batch.id)
+        except StoreAway as error:  # the next one who looks at the batch goes on
+            _LOG.warning("a batch cannot be ended now", extra={"batch": batch.id, "error": repr(error.__cause__)})
+
+    async def lines(self, folder: str, batch: Batch, plan: Plan, chunk: int) -> Lines:
+        """The lines of a chunk without answers. Raises StoreAway."""
+        cut = plan.chunks[chunk]
+        data = await self.store.read_slice(data_path(folder, batch.input_file_id), cut.start, cut.length)
+        if data is None:
+            raise StoreAway("the batch's file is gone")
+
+        def read() -> Lines:
+            return Lines(batch.id, chunk, [decoded(raw).custom_id for raw in lines_of(data)])
+
+        return await in_slow_lane(read)
+
+    # Validation.
+
+    async def plan(self, folder: str, batch: Batch) -> Plan | None:
+        """The plan of a batch, made if there is none; None for a file that is refused. Raises StoreAway."""
+        at = partial(batch_path, folder, batch.id)
+        found = await self.load(at("plan"), Plan)
+        if found is not None or await self.load(at("errors"), Refusal) is not None:
+            return found
+        made = await self._validated(folder, batch)
+        if isinstance(made, Plan):
+            await self._create(at("plan"), made)
+        else:
+            await self._create(at("errors"), Refusal(self.now_s(), made))
+        return await self.load(at("plan"), Plan)
+
+    async def _validated(self, folder: str, batch: Batch) -> Plan | tuple[Problem, ...]:
+        meta = await self.uploaded(folder, batch.input_file_id)
+        if meta is None:
+            return (Problem("file_not_found", "the file was deleted, or has expired"),)
+        settings = self.settings
+        validator = Validator(
+            batch.endpoint,
+            batch.params,
+            max_lines=settings.max_lines,
+            chunk_inputs=settings.chunk_inputs,
+            chunk_bytes=settings.chunk_bytes,
+        )
+        async for data in self.store.stream(data_path(folder, meta.id), 0, meta.size_bytes):
+            for at in range(0, len(data), _VALIDATED_BYTES):
+                await in_slow_lane(partial(validator.add, data[at : at + _VALIDATED_BYTES]))
+                await self._sleep(_REST_S)
+            if validator.is_over:
+                break
+        return validator.end(self.now_s())
+
+    async def begin(self, folder: str, batch_id: str) -> None:
+        """Validate a batch, and write a record for each chunk without a part. Raises StoreAway."""
+        batch = await self.load(batch_path(folder, batch_id, "batch"), Batch)
+        plan = await self.plan(folder, batch) if batch is not None else None
+        if batch is None or plan is None:
+            return
+        at = batch_path(folder, batch_id, "")
+        there = {each.path.removeprefix(at) for each in await self.store.list(at.rstrip("/"))}
+        await self._produce(
+            [
+                Pointer(folder, batch_id, chunk, cut.start, cut.length, cut.lines, batch.expires_s, plan.model)
+                for chunk, cut in enumerate(plan.chunks)
+                if f"parts/{chunk:06d}" not in there
+            ]
+        )
+
+    async def close(self) -> None:
+        """End what runs; whoever looks at its batch next goes on."""
+        for task in [*self._tasks.values()]:
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+
+class InUse(TokenbatchError):
+    """A file that a batch reads cannot be deleted."""
+
+    code = Code.FAILED_PRECONDITION
+
+
+def _is_meta(each: Listed) -> bool:
+    return each.path.endswith("/meta")

@@ -1,0 +1,375 @@
+"""Batches as a source: a record names a chunk, its lines become background requests, their answers one part.
+
+A part is created once; then the record is complete. So a line is answered exactly once, whoever dies when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+from typing_extensions import override
+
+from aggregator.errors import Code, TokenbatchError
+from aggregator.request.request import Receive, Request, Source
+from aggregator.scheduler.work_item import Priority, Task
+from aggregator.slow_lane import in_slow_lane
+from aggregator.sources.http.answer import Read
+from aggregator.sources.kafka.consumer import KafkaConsumer
+from aggregator.sources.kafka.offsets import InFlightRecord
+from aggregator.wings.batches.answers import End
+from aggregator.wings.batches.chunk import Chunk, LineReader, answer_all, origin_of
+from aggregator.wings.batches.desk import Desk
+from aggregator.wings.batches.objects import Batch, Pointer, batch_path, data_path, part_path
+from aggregator.wings.batches.store import StoreAway
+
+_LOG = logging.getLogger(__name__)
+_OPEN_AT_ONCE = 8
+"""Chunks whose lines are in the queue: a crash repeats them, and a cancellation still computes some of them."""
+_FETCHED = 256
+"""Records that wait for their chunk's turn; batches take turns among them."""
+_LOOK_S = 2.0
+"""How often an aggregator looks whether a batch was cancelled that it computes."""
+_RETRY_S = 0.5
+_TRIES = 8
+"""Of a line whose failure a retry can cure; the pipeline has tried it on other servers before."""
+_NUMBER_BYTES, _VECTOR_BYTES = 22, 512
+"""At most, of a vector's number as JSON, and of a line beside its numbers."""
+_BYTES_PER_TOKEN = 4.0
+_POINTER = msgspec.json.Decoder(Pointer)
+
+
+class BatchSource(Source):
+    """Reads the records of chunks in the consumer group; it pauses where others are refused."""
+
+    name = "batches"
+    refusable = False
+
+    def __init__(
+        self,
+        desk: Desk,
+        consumer: KafkaConsumer,
+        reads: Mapping[str, Read],
+        *,
+        default_model: str,
+        dimensions: Callable[[str], int],
+        forget: Callable[[Callable[[Request], bool]], None],
+        known: Callable[[str], bool] = lambda _: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`reads`: how the body of a line is read, by endpoint; `dimensions`: of a model, 0 if not known."""
+        self._desk = desk
+        self._consumer = consumer
+        self._reader = LineReader(self, reads, default_model)
+        self._default_model = default_model
+        self._dimensions = dimensions
+        self._forget = forget
+        self._known = known
+        self._clock = clock
+        self._topic = desk.settings.topic
+        self._pending: dict[str, deque[tuple[Pointer, InFlightRecord]]] = {}
+        self._waiting = 0
+        self._new: asyncio.Queue[tuple[Pointer, InFlightRecord]] = asyncio.Queue()
+        self._open: dict[str, Chunk] = {}
+        self._again: deque[tuple[float, Chunk, int]] = deque()
+        self._paused: frozenset[str] = frozenset()
+        self._asked: set[str] = {default_model}
+        self._stopping = False
+        self._changed = asyncio.Event()
+        self._due = asyncio.Event()
+        self._writing: set[asyncio.Task[None]] = set()
+
+    # Records.
+
+    @property
+    @override
+    def receivers(self) -> Sequence[Receive]:
+        return self._receive, self._receive_again
+
+    @override
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._consumer.run())
+            tasks.create_task(self._fetch())
+            tasks.create_task(self._begin_batches())
+            tasks.create_task(self._watch())
+
+    async def _fetch(self) -> None:
+        """Take records over, while few wait for their turn."""
+        while True:
+            while self._waiting >= _FETCHED:
+                await self._change()
+            records = await self._consumer.fetch()
+            if not records:
+                return
+            for record in records:
+                try:
+                    pointer = _POINTER.decode(record.value or b"")
+                except msgspec.DecodeError:
+                    _LOG.error("a record names no chunk", extra={"topic": record.topic, "offset": record.offset})
+                    record.committed_offset.complete(record)
+                    continue
+                if pointer.chunk < 0:
+                    self._new.put_nowait((pointer, record))
+                else:
+                    self._pending.setdefault(pointer.batch, deque()).append((pointer, record))
+                    self._waiting += 1
+            self._changed.set()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def _begin_batches(self) -> None:
+        """Validate batches, one after another."""
+        while True:
+            pointer, record = await self._new.get()
+            while not record.committed_offset.fenced:
+                try:
+                    await self._desk.begin(pointer.folder, pointer.batch)
+                    record.committed_offset.complete(record)
+                    break
+                except TokenbatchError as error:
+                    _LOG.warning("a batch cannot begin", extra={"batch": pointer.batch, "error": repr(error)})
+                    await asyncio.sleep(_RETRY_S)
+                except Exception:  # noqa: BLE001 - an unexpected error in one batch must not stop the others
+                    _LOG.exception("a batch cannot begin", extra={"batch": pointer.batch})
+                    record.committed_offset.complete(record)
+
+    async def _watch(self) -> None:
+        """End the chunks of batches that are cancelled; and look whether others left room."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self._changed.set()
+            with suppress(StoreAway):
+                for folder, batch in {(each.pointer.folder, each.pointer.batch) for each in self._open.values()}:
+                    if await self._desk.is_cancelled(folder, batch):
+                        await self._cancel(batch)
+
+    async def _cancel(self, batch: str) -> None:
+        """Write what there is of its chunks; the lines that wait leave the queue."""
+        ended = {each for each in self._open.values() if each.pointer.batch == batch and not each.ended}
+        self._forget(lambda request: request.source is self and origin_of(request).chunk in ended)
+        for chunk in ended:
+            await in_slow_lane(partial(chunk.lines.end_all, End.CANCELLED))
+            self._write(chunk)
+
+    # Chunks.
+
+    async def _receive(self) -> Sequence[Request]:
+        """The requests of the next chunk."""
+        while not self._stopping:
+            taken = self._next()
+            if taken is None:
+                await self._change()
+                continue
+            pointer, record = taken
+            try:
+                requests = await self._begin(pointer, record)
+            except StoreAway as error:
+                _LOG.warning("a chunk cannot be read", extra={"batch": pointer.batch, "error": repr(error.__cause__)})
+                self._pending.setdefault(pointer.batch, deque()).appendleft(taken)
+                self._waiting += 1
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if requests:
+                return requests
+        return ()
+
+    def _next(self) -> tuple[Pointer, InFlightRecord] | None:
+        """The next record whose chunk has room; batches take turns."""
+        if len(self._open) >= _OPEN_AT_ONCE or (self._open and self._topic in self._consumer.holdings.full()):
+            return None
+        for batch, records in self._pending.items():
+            if (records[0][0].model or self._default_model) in self._paused:
+                continue
+            taken = records.popleft()
+            del self._pending[batch]
+            if records:
+                self._pending[batch] = records
+            self._waiting -= 1
+            self._changed.set()
+            return taken
+        return None
+
+    async def _begin(self, pointer: Pointer, record: InFlightRecord) -> Sequence[Request]:
+        """The requests of a chunk; none if it needs none. Raises StoreAway."""
+        committed_offset, desk = record.committed_offset, self._desk
+        if committed_offset.fenced:
+            return ()
+        path = part_path(pointer.folder, pointer.batch, pointer.chunk)
+        batch = await desk.load(batch_path(pointer.folder, pointer.batch, "batch"), Batch)
+        if batch is None or path in self._open or await desk.store.exists(path):
+            committed_offset.complete(record)  # another one wrote it, and died before its offset was committed
+            return ()
+        place = data_path(pointer.folder, batch.input_file_id)
+        data = await desk.store.read_slice(place, pointer.start, pointer.length)
+        if data is None:
+            _LOG.error("the file of a batch is gone", extra={"batch": pointer.batch})
+            committed_offset.complete(record)
+            return ()
+        model = pointer.model or self._default_model
+        if self._known(model):
+            self._asked.add(model)
+
+        why = End.EXPIRED if desk.now_s() >= batch.expires_s else None
+        if await desk.is_cancelled(pointer.folder, pointer.batch):
+            why = End.CANCELLED
+        chunk, requests = await in_slow_lane(partial(self._read, pointer, record, batch, data, why))
+        if record.committed_offset.fenced:  # meanwhile
+            return ()
+        vectors = sum(request.vector_count for request in requests)
+        added = 2 * len(data) + vectors * (_VECTOR_BYTES + _NUMBER_BYTES * self._dimensions(model))
+        record.held_bytes += added
+        committed_offset.held_bytes += added
+        self._open[chunk.path] = chunk
+        if not chunk.lines.left:
+            self._write(chunk)
+        return requests
+
+    def _read(
+        self, pointer: Pointer, record: InFlightRecord, batch: Batch, data: bytes, why: End | None
+    ) -> tuple[Chunk, list[Request]]:
+        """A chunk, and the requests of its lines that have not ended; off the event loop."""
+        chunk = self._reader.chunk(pointer, record, batch, data, why)
+        return chunk, self._requests(chunk, range(len(chunk.raws)) if why is None else ())
+
+    def _requests(self, chunk: Chunk, places: Sequence[int]) -> list[Request]:
+        return [*self._reader.requests(chunk, places, self._clock(), self._desk.now_s())]
+
+    async def _receive_again(self) -> Sequence[Request]:
+        """The requests of lines that are tried again."""
+        while not self._stopping:
+            now_s = self._clock()
+            due = [each for each in self._again if each[0] <= now_s]
+            if due:
+                self._again = deque(each for each in self._again if each[0] > now_s)
+                requests = [
+                    request
+                    for _, chunk, place in due
+                    if not chunk.ended and chunk.lines.is_open(place)
+                    for request in self._requests(chunk, (place,))
+                ]
+                if requests:
+                    return requests
+                continue
+            wait_s = min((each[0] for each in self._again), default=now_s + _LOOK_S) - now_s
+            self._due.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._due.wait()
+        return ()
+
+    # Answers.
+
+    @override
+    async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
+        chunks = {origin_of(request).chunk for request in requests}
+        done = [request for request in requests if not self._try_again(request)]
+        await in_slow_lane(partial(answer_all, done))
+        yield requests
+        for chunk in chunks:
+            if not chunk.lines.left:
+                self._write(chunk)
+
+    def _try_again(self, request: Request) -> bool:
+        """Whether the failure of a request may be cured by a retry, which is then due."""
+        origin, failure = origin_of(request), request.failure
+        if failure is None or not failure.retryable or failure.code is Code.DEADLINE_EXCEEDED:
+            return False
+        chunk, place = origin.chunk, origin.place
+        tries = chunk.tries[place] = chunk.tries.get(place, 0) + 1
+        if tries > _TRIES or chunk.ended:
+            return False
+        self._again.append((self._clock() + max(failure.retry_after_s, _RETRY_S * 2**tries), chunk, place))
+        return True
+
+    def _write(self, chunk: Chunk) -> None:
+        """Write its part, in a task of its own: the store may be away for long."""
+        if chunk.ended:
+            return
+        chunk.ended = True
+        task = asyncio.create_task(self._write_part(chunk), name=f"write {chunk.path}")
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    async def _write_part(self, chunk: Chunk) -> None:
+        """Create its part, unless that is there; then its record is complete."""
+        part = await in_slow_lane(partial(chunk.lines.part, self._desk.now_s()))
+        while not chunk.record.committed_offset.fenced:
+            try:
+                await self._desk.store.create(chunk.path, part)
+                break
+            except StoreAway as error:  # nothing is lost, and no offset moves
+                _LOG.warning("a part cannot be written", extra={"part": chunk.path, "error": repr(error.__cause__)})
+                await asyncio.sleep(_RETRY_S)
+        self._close(chunk)
+
+    def _close(self, chunk: Chunk) -> None:
+        chunk.ended = True
+        self._open.pop(chunk.path, None)
+        chunk.record.committed_offset.complete(chunk.record)
+        self._changed.set()
+
+    # The life of a source.
+
+    @override
+    def pause(self, away: Callable[[str, Task], bool], full: Callable[[str, Priority], bool]) -> None:
+        paused = frozenset(
+            model
+            for model in self._asked
+            if all(away(model, task) for task in Task) or full(model, Priority.BACKGROUND)
+        )
+        if paused != self._paused:
+            self._paused = paused
+            self._changed.set()
+
+    def revoked(self, records: Sequence[InFlightRecord]) -> Callable[[Request], bool]:
+        """Partitions were revoked: returns a test for the requests to forget, as the new owner computes them."""
+        gone = frozenset(records)
+        for batch, waiting in [*self._pending.items()]:
+            kept = deque(each for each in waiting if each[1] not in gone)
+            self._waiting -= len(waiting) - len(kept)
+            if kept:
+                self._pending[batch] = kept
+            else:
+                del self._pending[batch]
+        for chunk in [each for each in self._open.values() if each.record in gone]:
+            self._close(chunk)
+        return lambda request: request.source is self and origin_of(request).chunk.record in gone
+
+    def paced_tokens_per_s(self) -> float:
+        """The tokens of the chunks that wait here or are computed, each over the time left in its batch's window."""
+        now_s = self._desk.now_s()
+        pointers = [pointer for records in self._pending.values() for pointer, _ in records]
+        pointers += [chunk.pointer for chunk in self._open.values()]
+        rates = [each.length / _BYTES_PER_TOKEN / max(1.0, each.expires_s - now_s) for each in pointers]
+        unread = sum(each.lag_records for each in self._consumer.partitions.values())
+        return sum(rates) * (1.0 + unread / len(rates)) if rates else 0.0
+
+    @override
+    async def stop(self, grace_s: float) -> None:
+        self._stopping = True
+        self._consumer.stop_fetching()
+        self._changed.set()
+        self._due.set()
+
+    @override
+    async def delivered(self) -> None:
+        while self._writing:
+            await asyncio.wait(self._writing)
+
+    @override
+    async def close(self, timeout_s: float) -> None:
+        await self._desk.close()
+        await self._consumer.close(timeout_s)
+
+    @override
+    def trouble(self) -> str | None:
+        return None if self._consumer.healthy else "Kafka cannot be reached for batches"

@@ -1,0 +1,59 @@
+"""A store in memory, which passes the contract of the real ones."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from typing_extensions import override
+
+from aggregator.wings.batches.store import Listed, Store, StoreAway
+
+
+class FakeStore(Store):
+    """Names and bytes. `is_away`: nothing answers."""
+
+    def __init__(self) -> None:
+        self.url = "memory"
+        self.kept: dict[str, bytes] = {}
+        self.is_away = False
+
+    def _check(self) -> None:
+        if self.is_away:
+            raise StoreAway("the object store is away")
+
+    @override
+    async def create(self, path: str, data: bytes) -> bool:
+        self._check()
+        return self.kept.setdefault(path, data) is data
+
+    @override
+    async def upload(self, path: str, pieces: AsyncIterator[bytes]) -> None:
+        self._check()
+        self.kept[path] = b"".join([piece async for piece in pieces])
+
+    @override
+    async def read(self, path: str) -> bytes | None:
+        self._check()
+        return self.kept.get(path)
+
+    @override
+    async def read_slice(self, path: str, start: int, length: int) -> bytes | None:
+        self._check()
+        data = self.kept.get(path)
+        return data[start : start + length] if data is not None else None
+
+    @override
+    async def exists(self, path: str) -> bool:
+        self._check()
+        return path in self.kept
+
+    @override
+    async def list(self, folder: str) -> list[Listed]:
+        self._check()
+        return sorted(Listed(path, len(data)) for path, data in self.kept.items() if path.startswith(f"{folder}/"))
+
+    @override
+    async def delete(self, paths: Sequence[str]) -> None:
+        self._check()
+        for path in paths:
+            self.kept.pop(path, None)
