@@ -8,8 +8,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from loadtest.bench import model_server, plots
-from loadtest.bench.calls import front_door, isolation, one_in_flight
+from loadtest.bench import plots
+from loadtest.bench.calls import front_door, isolation
 from loadtest.bench.figures import RESULTS, Figure, append, table
 from loadtest.bench.mixed import measure as mixed
 from loadtest.bench.records import aggregator_cpu, growth, kafka_through
@@ -22,9 +22,7 @@ from loadtest.stack.errors import StackError
 BENCHES = {
     front_door.NAME: front_door.measure,
     kafka_through.NAME: kafka_through.measure,
-    model_server.NAME: model_server.measure,
     aggregator_cpu.NAME: aggregator_cpu.measure,
-    one_in_flight.NAME: one_in_flight.measure,
     isolation.NAME: isolation.measure,
     growth.NAME: growth.measure,
     mixed.MID: mixed.measure_mid,

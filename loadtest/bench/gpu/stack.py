@@ -1,11 +1,10 @@
-"""P1, P2 and P3 on this machine: aggregator and model server beside vLLM's own server, and TEI if it is installed."""
+"""P1 and P2 on this machine: aggregator and model server beside vLLM's own server, and TEI if it is installed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from loadtest.bench import model_server
 from loadtest.bench.asked import Asked, asked
 from loadtest.bench.figures import Figure
 from loadtest.bench.peers import tei
@@ -45,7 +44,7 @@ def measure(plan: Plan, batches: Sequence[int]) -> list[Figure]:
     with backlog(plan) as setting, both_servers(plan) as servers, paused(servers.vllm) as vllm:
         figures = _front_door(plan, servers, vllm)
         figures += kafka_through.through(setting, servers, batches)
-    return [*figures, *model_server.measure(plan)]
+    return figures
 
 
 def _front_door(plan: Plan, servers: Servers, vllm: Theirs) -> list[Figure]:
