@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,33 +17,30 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 from grpc_health.v1 import health_pb2_grpc
+from typing_extensions import override
 
+from loadtest.stack.service import ModelServer
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 from tests.support.scrape import Metrics, metrics
 
-COMMAND = (sys.executable, "-m", "modelserver")
 START_S = 300.0
 CALL_S = 60.0
 MAX_BYTES = 64 * 1024 * 1024
+_POLL_S = 0.01
+_DEFAULTS = {"PROFILE__ENABLED": "false", "PROFILE__CACHE": "/nonexistent"}
 
 
 def environment(settings: Mapping[str, str]) -> dict[str, str]:
     """This process's, with these settings of the model server (names without their prefix)."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("TOKENBATCH_")}
-    defaults = {
-        "GRPC__BIND": "127.0.0.1:0",
-        "TELEMETRY__METRICS_BIND": "127.0.0.1:0",
-        "PROFILE__ENABLED": "false",
-        "PROFILE__CACHE": "/nonexistent",
-    }
-    merged = {**defaults, **settings}
-    return env | {f"TOKENBATCH_MODELSERVER_{name}": value for name, value in merged.items()}
+    bound = {"GRPC__BIND": "127.0.0.1:0", "TELEMETRY__METRICS_BIND": "127.0.0.1:0"}
+    told = {f"TOKENBATCH_MODELSERVER_{name}": value for name, value in {**bound, **_DEFAULTS, **settings}.items()}
+    return {**os.environ, **told}
 
 
 def run(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *arguments],
+        [sys.executable, "-m", "modelserver", *arguments],
         env=environment(settings),
         capture_output=True,
         text=True,
@@ -53,37 +49,44 @@ def run(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-class ServerProcess:
-    """One model server, once it serves."""
+class ServerProcess(ModelServer):
+    """One model server, started, and calls to it once it serves; `log` has the lines of its log that were read."""
 
-    def __init__(self, settings: Mapping[str, str], command: Sequence[str] = COMMAND) -> None:
-        self.log: list[dict[str, Any]] = []
-        self.raw: list[str] = []
-        self._logged = threading.Condition()
-        self._ended = False
-        self.process = subprocess.Popen(command, env=environment(settings), stderr=subprocess.PIPE, text=True)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+    def __init__(self, settings: Mapping[str, str], module: str = "modelserver") -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        told = {**_DEFAULTS, **settings}
+        path = told.pop("MODEL__PATH", "")
+        super().__init__(Path(self._folder.name) / "log", model_path=path, settings=told, module=module)
+        self.log: list[Mapping[str, Any]] = []
+        self.launch()
 
     def connect(self) -> None:
-        port = self.event("serving")["port"]
-        self.target = f"127.0.0.1:{port}"
+        self.event("serving")
         options = [("grpc.max_receive_message_length", MAX_BYTES), ("grpc.max_send_message_length", MAX_BYTES)]
-        self.channel = grpc.insecure_channel(self.target, options)
+        self.channel = grpc.insecure_channel(self.address, options)
         self.stub = pb_grpc.ModelServerStub(self.channel)
         self.description = self.describe()
 
-    def event(self, name: str, timeout_s: float = START_S) -> dict[str, Any]:
+    def event(self, name: str, timeout_s: float = START_S) -> Mapping[str, Any]:
         """The first log line of this event, waited for."""
+        end_s = time.monotonic() + timeout_s
+        while True:
+            ended = self.exit_code is not None
+            self.log += self.news()
+            for line in self.log:
+                if line["event"] == name:
+                    return line
+            assert not ended, self.child.log.tail()
+            assert time.monotonic() < end_s, f"no event {name!r}; {self.child.log.tail()}"
+            time.sleep(_POLL_S)
 
-        def find() -> dict[str, Any] | None:
-            return next((line for line in self.log if line["event"] == name), None)
-
-        with self._logged:
-            self._logged.wait_for(lambda: find() or self._ended, timeout_s)
-            found = find()
-            assert found, f"no event {name!r}; its log:\n" + "\n".join(self.raw[-40:])
-            return found
+    def exits(self) -> int:
+        """The exit code that it ends with by itself."""
+        end_s = time.monotonic() + CALL_S
+        while self.exit_code is None:
+            assert time.monotonic() < end_s, f"it runs on; {self.child.log.tail()}"
+            time.sleep(_POLL_S)
+        return self.exit_code
 
     def describe(self) -> pb.DescribeResponse:
         said: pb.DescribeResponse = self.stub.Describe(pb.DescribeRequest(), timeout=CALL_S)
@@ -107,7 +110,7 @@ class ServerProcess:
         return pb.EmbedBatchRequest(**{**fields, **changes})
 
     def metrics(self) -> Metrics:
-        return metrics(self.event("listening")["metrics"])
+        return metrics(self.metrics_address)
 
     def until_queued(self, tokens: int) -> None:
         """Wait until so many tokens wait for the engine: a call that was sent may not have been taken in yet."""
@@ -121,32 +124,12 @@ class ServerProcess:
         end_s = time.monotonic() + CALL_S
         while (found := self.metrics().value(name)) != value:
             assert time.monotonic() < end_s, f"{name} is {found}, not {value}"
-            time.sleep(0.01)
+            time.sleep(_POLL_S)
 
-    def stop(self) -> int:
-        """SIGTERM; its exit code."""
-        self.process.terminate()
-        code = self.process.wait(CALL_S)
-        self._reader.join(CALL_S)
-        return code
-
+    @override
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._reader.join(CALL_S)
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            with self._logged:
-                self.raw.append(line.rstrip())
-                if line.startswith("{"):
-                    self.log.append(json.loads(line))
-                self._logged.notify_all()
-        self.process.stderr.close()
-        with self._logged:
-            self._ended = True
-            self._logged.notify_all()
+        super().kill()
+        self._folder.cleanup()
 
 
 @dataclass(frozen=True, slots=True)

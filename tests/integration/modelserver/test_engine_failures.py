@@ -8,8 +8,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from loadtest.stack import constants
-from tests.support.model_server_process import CALL_S, ServerProcess, code_of, health_stub, serving, synthetic
+from tests.support.model_server_process import ServerProcess, code_of, health_stub, serving, synthetic
 
 POISON = 2054
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -50,14 +49,14 @@ def test_a_rebuilt_engine_failing_its_first_eight_steps_ends_the_process() -> No
         assert [next(watch).status, next(watch).status] == [NOT_SERVING, SERVING]
         for _ in range(8):
             refused(server, POISON)
-        assert server.process.wait(CALL_S) == 1
+        assert server.exits() == 1
 
 
 @pytest.mark.parametrize("task", ["embed", "both"])
 def test_a_lost_gpu_ends_the_process_at_once(task: str) -> None:
     with serving(**ill("lose", MODEL__TASK=task)) as server:
         assert refused(server, POISON) in {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE}
-        assert server.process.wait(CALL_S) == 1
+        assert server.exits() == 1
         failure = server.event("the engine left service")
         assert failure["error"].startswith("DeviceLost: the GPU is lost to this process: CUDA error")
 
@@ -73,12 +72,12 @@ def test_a_lost_gpu_ends_the_process_at_once(task: str) -> None:
 )
 def test_a_phase_that_hangs_ends_the_process(phase: str, settings: dict[str, str]) -> None:
     told = {**settings, "CONSTANTS": json.dumps({"modelserver.watch:TIMEOUTS_S": {phase: 1}})}
-    server = ServerProcess(told, constants.command("modelserver"))
+    server = ServerProcess(told)
     try:
         if phase in {"step", "close"}:
             server.connect()
             _sent = server.send([[POISON]])  # a call that nobody keeps is cancelled
         assert server.event("the engine hangs")["error"] == f"{phase} takes longer than 1 s"
-        assert server.process.wait(CALL_S) == 1
+        assert server.exits() == 1
     finally:
         server.kill()

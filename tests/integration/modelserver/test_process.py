@@ -44,7 +44,7 @@ def server() -> Iterator[ServerProcess]:
 
 def test_it_starts_without_torch_and_says_where_it_listens(server: ServerProcess) -> None:
     assert server.event("serving")["model"] == "all-minilm-l6-v2"
-    assert "libtorch" not in imported_libraries(server.process.pid)
+    assert "libtorch" not in imported_libraries(server.pid)
     stages = [line["stage"] for line in server.log if "stage" in line]
     assert stages == ["listen", "load", "load", "warm-up", "serving"]
 
@@ -53,9 +53,8 @@ def test_metrics_are_gathered_per_step(server: ServerProcess) -> None:
     server.embed([[101, 102], []])
     server.embed([[101, 7, 102]])
     server.until_steps(2)
-    port = server.event("listening")["metrics"].rpartition(":")[2]
-    text = urlopen(f"http://127.0.0.1:{port}/metrics", timeout=CALL_S).read().decode()
-    ready = urlopen(f"http://127.0.0.1:{port}/readyz", timeout=CALL_S)
+    text = urlopen(f"http://{server.metrics_address}/metrics", timeout=CALL_S).read().decode()
+    ready = urlopen(f"http://{server.metrics_address}/readyz", timeout=CALL_S)
     assert ready.status == 200
     assert 'embed_engine_duration_seconds_count{composition="single",task="embed"} 2' in text
     assert 'embed_engine_step_tokens_sum{composition="single",task="embed"} 5' in text
@@ -222,5 +221,8 @@ def test_a_model_of_ones_own_is_served_under_its_folders_name(tmp_path: Path) ->
 @pytest.mark.timeout(400)
 def test_sigterm_while_the_model_loads_ends_it_at_once() -> None:
     server = ServerProcess({})
-    server.event("loading the model")
-    assert server.stop() == 0
+    try:
+        server.event("loading the model")
+        assert server.stop(CALL_S) == 0
+    finally:
+        server.kill()

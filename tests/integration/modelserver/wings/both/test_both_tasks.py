@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 
 import grpc
@@ -95,8 +94,7 @@ def test_stopping_it_finishes_what_was_accepted() -> None:
 
 
 def test_a_failed_self_check_leaves_one_task_and_says_so() -> None:
-    command = (sys.executable, "-m", "tests.integration.modelserver.wings.both.disturbed_modelserver")
-    started = ServerProcess(BOTH, command)
+    started = ServerProcess(BOTH, "tests.integration.modelserver.wings.both.disturbed_modelserver")
     try:
         started.connect()
         said = started.description
