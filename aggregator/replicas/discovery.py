@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -69,27 +69,6 @@ class Target:
     model: str
 
 
-class _Watcher:
-    """Opens the endpoints of addresses; all Services share one connection to the Kubernetes API."""
-
-    def __init__(self, cluster: Callable[[], Kubernetes], resolve: Resolve) -> None:
-        self._cluster = cluster
-        self._resolve = resolve
-        self._kubernetes: Kubernetes | None = None
-
-    def endpoints(self, address: str) -> Endpoints:
-        """The endpoints of an address. Raises StartError if it is invalid, and for a Service outside of a cluster."""
-        parsed = parse(address)
-        if isinstance(parsed, DnsAddress):
-            return lambda: resolved(parsed, self._resolve)
-        kubernetes = self._kubernetes = self._kubernetes or self._cluster()
-        return lambda: endpoints.endpoints(kubernetes, parsed)
-
-    async def close(self) -> None:
-        if self._kubernetes is not None:
-            await self._kubernetes.close()
-
-
 class Discovery(AsyncIterable[frozenset[Target]]):
     """All targets: the whole set at each change."""
 
@@ -99,16 +78,26 @@ class Discovery(AsyncIterable[frozenset[Target]]):
         cluster: Callable[[], Kubernetes] = connect,
         resolve: Resolve = look_up,
     ) -> None:
-        """`targets` as in the settings. Raises StartError as `_Watcher.endpoints` does."""
+        """`targets` as in the settings; Services share one connection to the Kubernetes API, which `cluster` opens.
+
+        Raises StartError for an address that is invalid, and for a Service outside of a cluster.
+        """
         targets = tuple(targets)
-        self._watcher = _Watcher(cluster, resolve)
+        self._kubernetes: Kubernetes | None = None
         self._fixed = frozenset(target for target in targets if not changes(target.address))
         self._changing = [
-            (target, self._watcher.endpoints(target.address)) for target in targets if changes(target.address)
+            (target, self._endpoints(target.address, cluster, resolve)) for target in targets if changes(target.address)
         ]
 
+    def _endpoints(self, address: str, cluster: Callable[[], Kubernetes], resolve: Resolve) -> Endpoints:
+        parsed = parse(address)
+        if isinstance(parsed, DnsAddress):
+            return lambda: resolved(parsed, resolve)
+        kubernetes = self._kubernetes = self._kubernetes or cluster()
+        return lambda: endpoints.endpoints(kubernetes, parsed)
+
     @override
-    async def __aiter__(self) -> AsyncIterator[frozenset[Target]]:
+    async def __aiter__(self) -> AsyncGenerator[frozenset[Target]]:
         """Follow every address that changes, until closed."""
         if not self._changing:
             yield self._fixed
@@ -139,7 +128,8 @@ class Discovery(AsyncIterable[frozenset[Target]]):
         finally:
             for task in following:
                 task.cancel()
-            await self._watcher.close()
+            if self._kubernetes is not None:
+                await self._kubernetes.close()
 
 
 class ReadyAggregators:
@@ -148,22 +138,18 @@ class ReadyAggregators:
     def __init__(
         self, aggregators: str, cluster: Callable[[], Kubernetes] = connect, resolve: Resolve = look_up
     ) -> None:
-        """`aggregators` as in the setting of that name. Raises StartError as `_Watcher.endpoints` does."""
-        self._watcher = _Watcher(cluster, resolve)
-        self._endpoints = self._watcher.endpoints(aggregators) if changes(aggregators) else None
-        self._count = 1 if self._endpoints else int(aggregators)
+        """`aggregators` as in the setting of that name. Raises StartError as `Discovery` does."""
+        self._found = Discovery([Target(aggregators, "")], cluster, resolve) if changes(aggregators) else None
+        self._count = 1 if self._found else int(aggregators)
 
     def __call__(self) -> int:
         return self._count
 
     async def run(self) -> None:
         """Follow the endpoints until cancelled; returns at once if the number is fixed."""
-        if self._endpoints is None:
+        if self._found is None:
             return
-        try:
-            async with aclosing(self._endpoints()) as answers:
-                async for hosts in answers:
-                    self._count = max(1, len(hosts))
-                    _LOG.info("counted the ready aggregators", extra={"aggregators": self._count})
-        finally:
-            await self._watcher.close()
+        async with aclosing(aiter(self._found)) as answers:
+            async for found in answers:
+                self._count = max(1, len(found))
+                _LOG.info("counted the ready aggregators", extra={"aggregators": self._count})

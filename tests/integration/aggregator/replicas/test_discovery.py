@@ -45,7 +45,7 @@ async def test_the_endpoints_of_services_join_the_addresses() -> None:
         assert await first(targets) == {"a x:1", "a 10.0.0.1:50061", "a 10.0.0.2:50061", "b y:1"}
         api.delete(PATH)
         assert await first(targets) == {"a x:1", "b y:1"}
-        await targets.aclose()  # type: ignore[attr-defined]  # an async generator
+        await targets.aclose()
 
 
 async def test_the_addresses_of_names_join_the_others_as_they_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ async def test_the_addresses_of_names_join_the_others_as_they_come_and_go(monkey
         assert found < both
     now["a"] = {"10.0.0.2"}
     assert await first(targets) == {"m x:1", "m 10.0.0.2:2", "n 10.0.1.1:3"}
-    await targets.aclose()  # type: ignore[attr-defined]  # an async generator
+    await targets.aclose()
 
 
 class Resolver:
