@@ -21,6 +21,7 @@ from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.demand_meter import DemandMeter
 from aggregator.pipeline.pipeline import Pipeline
+from aggregator.registry import KINDS, ROUTES, SERVICES
 from aggregator.replicas.discovery import Discovery, ReadyAggregators, Target
 from aggregator.replicas.pool import ModelServers
 from aggregator.reports.demand import DemandReport, DemandServer
@@ -118,7 +119,7 @@ class Aggregator:
             open_fast=fast_path(self._metrics.tokenizer_checked) if settings.tokenizer.fast else None,
         )
         targets = [Target(address, model.name) for model in settings.models for address in model.servers]
-        pool = self._pool = ModelServers(Discovery(targets), cache, tracing=tracing, costs=self._metrics.costs)
+        pool = self._pool = ModelServers(Discovery(targets), cache, KINDS, tracing=tracing, costs=self._metrics.costs)
         meter = self._meter = DemandMeter(self._models)
         self._ready_aggregators = ReadyAggregators(settings.tenants.aggregators if settings.tenants.limited else "1")
         self._pipeline = Pipeline(
@@ -135,6 +136,7 @@ class Aggregator:
         if settings.kafka.enabled:
             self.sources.append(self._open_kafka(settings, tracing))
         parts = BrokerParts(
+            KINDS,
             settings.models[0].name,
             room=self._room,
             intake=self._ledger.intake,
@@ -153,10 +155,10 @@ class Aggregator:
             tracing=tracing,
         )
         if settings.grpc.bind:
-            self.sources.append(GrpcSource(settings.grpc, served))
+            self.sources.append(GrpcSource(settings.grpc, served, SERVICES))
         http: HttpSource | None = None
         if settings.http.bind:
-            self.sources.append(http := HttpSource(settings.http, settings.grpc.tls, served, STATICS))
+            self.sources.append(http := HttpSource(settings.http, settings.grpc.tls, served, ROUTES, STATICS))
         extensions = ExtensionParts(http, served, self._ledger.intake, self._pipeline.forget)
         self.sources += filter(None, (extension.open(settings, extensions) for extension in EXTENSIONS))
         report = DemandReport(self._models, meter, self._backlogs)
@@ -187,6 +189,7 @@ class Aggregator:
             KafkaProducer(
                 settings.kafka, tracing=tracing, on_untimely=lambda topic: self._metrics.batches_untimely.add(1, topic)
             ),
+            kinds=KINDS,
             trusts_tenant=not settings.grpc.authenticated,
             envelopes=ENVELOPES,
             known=self._models.__contains__,

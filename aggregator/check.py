@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Sequence
 
 from aggregator.app import BROKERS, EXTENSIONS, authentication_of, few_files
 from aggregator.errors import TokenbatchError
+from aggregator.registry import KINDS
 from aggregator.replicas.pool import describe
 from aggregator.settings.addresses import DnsAddress, changes, parse
 from aggregator.settings.aggregator import AggregatorSettings
@@ -75,7 +76,7 @@ async def _serves(findings: Findings, address: str, model: str, setting: str) ->
     """Raises StartError for a model server that is not there, or serves another model."""
     await checks.answers(setting, *split_server(address))
     try:
-        found = await describe(address, PATIENCE_S)
+        found = await describe(address, KINDS, PATIENCE_S)
     except TokenbatchError as error:
         raise StartError(f"model server {address} ({setting}): {error}") from None
     findings.good(f"model server {address}: {found.model} {found.model_revision}, {found.dimensions} dimensions")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,23 +43,35 @@ class GenerationCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class PairTemplate:
-    """How a model wants two texts as one sequence: in a `text` with {query} and {document}, or as its tokenizer joins.
+class Details:
+    """A server's task, and what only this task's kind knows of the server; here that of a server that embeds.
 
-    `token_types`: it tells the second text by token type 1.
+    `agreed`: the fields of descriptions in which all servers of one revision agree.
     """
 
-    text: str = ""
-    token_types: bool = False
+    task: ClassVar[Task] = Task.EMBED
+    agreed: ClassVar[tuple[str, ...]] = (
+        "dimensions",
+        "matryoshka_dimensions",
+        "normalizes",
+        "query_prompt",
+        "document_prompt",
+        "labels",
+    )
+
+    def shown(self, labels: Sequence[str]) -> str:
+        """The task as clients see it; `labels`: of the server's scores."""
+        del labels
+        return self.task
 
 
 @dataclass(frozen=True, slots=True)
 class ServerDescription:
     """A model server's checked description (`Describe`) for one task.
 
-    `generation`: only of one that generates. `pair_template`: only of one that scores; `labels`: of its scores, if it
-    is a classifier. `pools_spans`: it embeds documents in chunks. `never_zero`: no row is all zero. `beside`: of a
-    server that embeds and generates, its description as one that generates.
+    `generation`: only of one that generates. `labels`: of its columns, if they have names. `pools_spans`: it embeds
+    documents in chunks. `never_zero`: no row is all zero. `beside`: of a server that embeds and generates, its
+    description as one that generates.
     """
 
     address: str
@@ -79,23 +91,19 @@ class ServerDescription:
     curve: Curve | None
     generation: GenerationCosts | None = None
     beside: ServerDescription | None = None
-    pair_template: PairTemplate | None = None
+    details: Details = Details()
     labels: tuple[str, ...] = ()
     pools_spans: bool = False
     never_zero: bool = False
 
     @property
     def task(self) -> Task:
-        if self.pair_template is not None:
-            return Task.SCORE
-        return Task.EMBED if self.generation is None else Task.GENERATE
+        return self.details.task if self.generation is None else Task.GENERATE
 
     @property
     def kind(self) -> str:
-        """Its task as clients see it: a model that scores ranks or classifies."""
-        if self.task is not Task.SCORE:
-            return self.task
-        return "classify" if self.labels else "rank"
+        """Its task as clients see it."""
+        return self.details.shown(self.labels) if self.generation is None else self.task
 
     @property
     def by_task(self) -> dict[Task, ServerDescription]:
@@ -112,8 +120,7 @@ def differences(one: ServerDescription, other: ServerDescription) -> list[str]:
     if one.generation is not None and other.generation is not None:
         names += ("max_input_tokens",)
     elif one.task is other.task:
-        names += ("dimensions", "matryoshka_dimensions", "normalizes", "query_prompt", "document_prompt")
-        names += ("pair_template", "labels")
+        names += one.details.agreed
     return [
         f"{name} {getattr(one, name)!r}, not {getattr(other, name)!r}"
         for name in names

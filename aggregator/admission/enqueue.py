@@ -9,13 +9,12 @@ from aggregator.admission.known_rows import Input
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.sequences import (
-    SEQUENCES,
     UNCOUNTABLE,
-    Counted,
     most_characters,
     too_long,
 )
 from aggregator.errors import Code
+from aggregator.request.kind import Counted
 from aggregator.request.request import Failure, Held, Request
 from aggregator.request.vector import Vector
 from aggregator.scheduler.bounds import Admission
@@ -109,12 +108,12 @@ async def _count(model_revision: ModelRevision, requests: Sequence[Request]) -> 
     texts: list[str] = []
     long_texts: Sequence[str] | None = None
     waiting: list[_Waiting] = []
-    sequences = SEQUENCES[requests[0].task]
+    kind = requests[0].kind
     long = is_long(requests)
     for request in requests:
         outcomes = request.outcomes
         indexes = _FIRST if len(outcomes) == 1 else [i for i, found in enumerate(outcomes) if found is None]
-        needed = sequences.texts(model_revision, request, indexes) if request.remaining else ()
+        needed = kind.texts(model_revision, request, indexes) if request.remaining else ()
         if long:
             long_texts = needed  # which may be joined only when they are counted
         else:
@@ -139,7 +138,7 @@ def _counted(
         counted = found[taken : taken + text_count]  # also of requests given up since
         taken += text_count
         if request.remaining:
-            made = SEQUENCES[request.task].make(model_revision, request, indexes, counted)
+            made = request.kind.make(model_revision, request, indexes, counted)
             for index, each in zip(indexes, made, strict=True):
                 if isinstance(each, Failure):
                     request.complete_input(index, each)

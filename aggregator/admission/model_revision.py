@@ -18,7 +18,6 @@ from aggregator.scheduler.generating_replica import LENGTH_SHARE, MeanLength
 from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.replica import Replica
 from aggregator.tokenizers.counting import Counting
-from aggregator.tokenizers.pairs import PairFrame
 from aggregator.tokenizers.tokenizer import Tokenizer
 from protos.embedding.v1 import embedding_pb2 as pb
 
@@ -30,8 +29,8 @@ class ModelRevision:
     """One revision of a model for one task, while it has servers.
 
     `in_flight`: its batches that are sent and not answered. `mixed`: replicas of servers that also generate. A
-    `retired` revision sends nothing more: `abandon` is to empty its queue at once. `pair_frame`: how a model that
-    scores wants pairs joined; None: by its template of text. `known`: the rows that need no computation.
+    `retired` revision sends nothing more: `abandon` is to empty its queue at once. `known`: the rows that
+    need no computation.
     """
 
     def __init__(
@@ -59,10 +58,6 @@ class ModelRevision:
         self.retired = False
         self.length = MeanLength()
         self._kv_token_s = self._demanded_tokens = 0.0
-        template = description.pair_template
-        self.pair_frame: PairFrame | None = None
-        if template is not None and not template.text:
-            self.pair_frame = tokenizer.pair_frame(token_types=template.token_types)
         self.prompts: dict[int, str] = {
             pb.INPUT_TYPE_UNSPECIFIED: "",
             pb.INPUT_TYPE_QUERY: description.query_prompt,
@@ -91,12 +86,6 @@ class ModelRevision:
         expected = min(self.length.new_tokens, generation.sampling.max_tokens or inf)
         each_s = costs.per_sequence_s + costs.fixed_s / costs.max_sequences
         return int(expected * each_s / costs.per_token_s)
-
-    def pair_ends(self, query: str) -> tuple[str, str]:
-        """The text that the model's template puts before and after a document."""
-        template = self.description.pair_template
-        before, _, after = (template.text if template is not None else "").partition("{document}")
-        return before.replace("{query}", query), after.replace("{query}", query)
 
     @property
     def query_capacity(self) -> int:

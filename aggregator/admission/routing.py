@@ -17,7 +17,6 @@ from aggregator.scheduler.work_item import Task
 _LOG = logging.getLogger(__name__)
 UNQUEUED = Failure(Code.INTERNAL, "the request could not be queued")
 """The outcome of a request after an unexpected error."""
-_DOES = {Task.EMBED: "embeds", Task.GENERATE: "generates", Task.SCORE: "scores"}
 
 
 @dataclass(slots=True)
@@ -90,9 +89,9 @@ def _route(request: Request, models: Models, now_s: float) -> tuple[ServedTask, 
     """The model's task, the revision for the request (None: none is known yet), and its complete options."""
     served = models.find(request.model, request.task)
     if served.refused_from_s <= now_s:
-        does = " and ".join(_DOES[each.task] for each in served.model.tasks.values() if each.served_since_s < inf)
+        does = " and ".join(f"{each.task}s" for each in served.model.tasks.values() if each.served_since_s < inf)
         others = ", ".join(each.name for each in models.tasks if each.task is request.task and each.revisions)
-        remedy = f"use model {others}" if others else f"no model here {_DOES[request.task]}"
+        remedy = f"use model {others}" if others else f"no model here {request.task}s"
         raise InvalidRequest(f"{served.name} {does} and does not {request.task}: {remedy}", "model")
     model_revision = served.choose(request.model_revision, request.request_id, request.replay_revision, now_s)
     waits = not request.source.refusable or now_s < served.calls_wait_until_s

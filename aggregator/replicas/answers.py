@@ -15,10 +15,10 @@ from aggregator.model_server import (
     PRIORITIES,
     GenerationCosts,
     OutgoingBatch,
-    PairTemplate,
     ServerDescription,
     StepResult,
 )
+from aggregator.request.kind import Kind
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Task
@@ -31,7 +31,6 @@ _FLOAT32 = np.dtype("<f4")
 _NO_RESULT = "the answer is not finite, or all zero"
 _CODES = frozenset(Code) - {Code.OK}
 _MESSAGE_SLACK_BYTES = 64 * 1024  # for everything in an answer but its vectors
-_TASKS = {"embed": Task.EMBED, "generate": Task.GENERATE, "rank": Task.SCORE, "classify": Task.SCORE}
 _PRIORITIES = {number: priority for priority, number in PRIORITIES.items()}
 _RULES = frozenset(rule.value for rule in Rule)
 
@@ -40,27 +39,22 @@ class BadDescription(TokenbatchError):
     """A server's description is inconsistent, or not the expected one."""
 
 
-def checked_description(address: str, said: pb.DescribeResponse) -> ServerDescription:
-    """A server's description, with `beside` if it does both tasks. Raises BadDescription."""
-    tasks = _tasks(said)
-    described = [_described(address, said, task) for task in Task if task in tasks]
+def checked_description(address: str, said: pb.DescribeResponse, kinds: Sequence[Kind]) -> ServerDescription:
+    """A server's description, with `beside` if it does two of the tasks. Raises BadDescription."""
+    named = said.tasks or (said.task or Task.EMBED,)
+    described = [_described(address, said, kind) for kind in kinds if not {*kind.served}.isdisjoint(named)]
+    if not described:
+        known = (name for kind in kinds for name in kind.served)
+        raise BadDescription(f"it does none of the tasks {', '.join(known)}")
     return replace(described[0], beside=described[1]) if described[1:] else described[0]
 
 
-def _tasks(said: pb.DescribeResponse) -> frozenset[Task]:
-    named = said.tasks or (said.task or Task.EMBED,)
-    known = frozenset(task for name, task in _TASKS.items() if name in named)
-    if not known:
-        raise BadDescription(f"it does none of the tasks {', '.join(_TASKS)}")
-    return known
-
-
-def _described(address: str, said: pb.DescribeResponse, task: Task) -> ServerDescription:
+def _described(address: str, said: pb.DescribeResponse, kind: Kind) -> ServerDescription:
     """Its description for one task; `step_query_capacity` is held to the vectors that fit one message."""
     for name in ("model", "model_revision", "tokenizer_fingerprint", "instance_id"):
         if not getattr(said, name):
             raise BadDescription(f"it names no {name}")
-    generation = _generation(said) if task is Task.GENERATE else None
+    generation = _generation(said) if kind.task is Task.GENERATE else None
     sizes = ("max_input_tokens", "step_token_capacity", "step_query_capacity", "vocabulary_size")
     for name in sizes if generation else ("dimensions", *sizes):
         if getattr(said, name) <= 0:
@@ -70,9 +64,6 @@ def _described(address: str, said: pb.DescribeResponse, task: Task) -> ServerDes
         raise BadDescription(f"its matryoshka_dimensions {sorted(matryoshka)} do not fit {said.dimensions} dimensions")
     if said.labels and len(said.labels) != said.dimensions:
         raise BadDescription(f"it names {len(said.labels)} labels for {said.dimensions} scores")
-    template = said.pair_template
-    if template.text and any(template.text.count(name) != 1 for name in ("{query}", "{document}")):
-        raise BadDescription(f"its pair_template {template.text!r} does not hold {{query}} and {{document}} once each")
     answerable = (MAX_MESSAGE_BYTES - _MESSAGE_SLACK_BYTES) // max(1, said.dimensions * _FLOAT32.itemsize)
     return ServerDescription(
         address=address,
@@ -93,10 +84,10 @@ def _described(address: str, said: pb.DescribeResponse, task: Task) -> ServerDes
         document_prompt=said.document_prompt,
         curve=_curve(said) if generation is None else _prompt_curve(generation, said.step_token_capacity),
         generation=generation,
-        pair_template=PairTemplate(template.text, template.token_types) if task is Task.SCORE else None,
+        details=kind.details(said),
         labels=tuple(said.labels),
         pools_spans=said.pools_spans,
-        never_zero=said.never_zero and task is not Task.GENERATE,
+        never_zero=said.never_zero and kind.task is not Task.GENERATE,
     )
 
 

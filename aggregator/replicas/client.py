@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import grpc
@@ -23,6 +23,7 @@ from aggregator.observability.costs import NOBODY, Costs
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import MAX_MESSAGE_BYTES, BadDescription, checked_description, checked_result
 from aggregator.replicas.generate_call import GenerateCall
+from aggregator.request.kind import Kind
 from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
@@ -46,8 +47,12 @@ _TOO_LARGE = "larger than max"  # gRPC's own refusal of a message, before or aft
 class ModelServerClient:
     """One channel, kept while the server comes and goes."""
 
-    def __init__(self, address: str, tracing: Tracing | None = None, costs: Costs | None = None) -> None:
+    def __init__(
+        self, address: str, kinds: Sequence[Kind], tracing: Tracing | None = None, costs: Costs | None = None
+    ) -> None:
+        """`kinds`: those of this aggregator; a server may do others besides."""
         self.address = address
+        self.kinds = kinds
         self.tracing = tracing or Tracing()
         self.costs = costs or Costs(MetricsBuffer())
         self._channel = channel = grpc.aio.insecure_channel(address, _OPTIONS)
@@ -75,7 +80,7 @@ class ModelServerClient:
             said = await self._describe(pb.DescribeRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise ModelServerLost(_text(error)) from error
-        return checked_description(self.address, said)
+        return checked_description(self.address, said, self.kinds)
 
     async def fetch_tokenizer(self, timeout_s: float) -> dict[str, bytes]:
         """Its tokenizer's files by name. Raises ModelServerLost or BadDescription."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 
@@ -21,6 +21,7 @@ from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import BadDescription
 from aggregator.replicas.client import GrpcModelServer, ModelServerClient
 from aggregator.replicas.discovery import Target
+from aggregator.request.kind import Kind
 from aggregator.scheduler.work_item import Task
 from aggregator.tokenizers.cache import TokenizerCache, TokenizerMismatch
 from aggregator.tokenizers.tokenizer import Tokenizer
@@ -61,6 +62,7 @@ class ModelServers:
         self,
         targets: Targets,
         tokenizers: TokenizerCache,
+        kinds: Sequence[Kind],
         *,
         tracing: Tracing | None = None,
         costs: Costs | None = None,
@@ -68,6 +70,7 @@ class ModelServers:
     ) -> None:
         self._targets = targets
         self._tokenizers = tokenizers
+        self._kinds = kinds
         self._tracing = tracing
         self._costs = costs
         self._policy = policy or ProbePolicy()
@@ -83,7 +86,7 @@ class ModelServers:
                     running.pop(target).cancel()
                     del self._watches[target]
                 for target in targets - running.keys():
-                    client = ModelServerClient(target.address, self._tracing, self._costs)
+                    client = ModelServerClient(target.address, self._kinds, self._tracing, self._costs)
                     watch = self._watches[target] = ModelServerWatch(
                         target, client, members, self._tokenizers, agreement=self._agreement, policy=self._policy
                     )
@@ -188,9 +191,9 @@ class ModelServerWatch:
         timeout_s = self.policy.call_timeout_s
         if Task.GENERATE in description.by_task:
             await server.probe(counted.ids.tobytes(), timeout_s=timeout_s)
-        template = description.pair_template
-        if template is not None and not template.text:
-            await asyncio.to_thread(tokenizer.pair_frame, token_types=template.token_types)
+        for kind in self.client.kinds:
+            if kind.task in description.by_task:
+                await asyncio.to_thread(kind.check_tokenizer, description.by_task[kind.task], tokenizer)
         if description.by_task.keys() - {Task.GENERATE}:
             with suppress(ModelServerBusy):  # it is alive and busy
                 result = await server.embed(_probe(counted.ids), timeout_s=timeout_s)
@@ -270,9 +273,9 @@ class ModelServerWatch:
         )
 
 
-async def describe(address: str, timeout_s: float) -> ServerDescription:
+async def describe(address: str, kinds: Sequence[Kind], timeout_s: float) -> ServerDescription:
     """The description of the server at an address. Raises ModelServerLost or BadDescription."""
-    client = ModelServerClient(address)
+    client = ModelServerClient(address, kinds)
     try:
         return await client.describe(timeout_s)
     finally:

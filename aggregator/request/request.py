@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from sys import getsizeof
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from aggregator.errors import Code, InvalidRequest, TokenbatchError
 from aggregator.request.generation import Generation
@@ -16,6 +16,9 @@ from aggregator.scheduler.budget.controller import SloTracker
 from aggregator.scheduler.queue import TokenQueue
 from aggregator.scheduler.work_item import ID_BYTES, Priority, Query, Task
 from protos.embedding.v1 import embedding_pb2 as pb
+
+if TYPE_CHECKING:
+    from aggregator.request.kind import Kind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,22 +111,6 @@ class Options:
     asked: Options | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """The wishes of a request for scores for its inputs, which are the second texts of pairs.
-
-    `firsts`: the first text of each pair; None: the input is scored by itself. `ranks`: the inputs are documents to be
-    ordered, of which `top_n` are returned (0: all), with their texts if `return_documents`. `max_tokens_per_doc`: those
-    that are left of a document; 0: all.
-    """
-
-    firsts: Sequence[str | None]
-    ranks: bool = False
-    top_n: int = 0
-    return_documents: bool = False
-    max_tokens_per_doc: int = 0
-
-
 MAX_INPUTS = 2048
 """Inputs of one request, or texts that one is to score, by every way in: OpenAI's API allows as many."""
 
@@ -150,11 +137,12 @@ class Request:
     From admission until its reply is delivered it occupies `token_count` tokens where `held` says; `queries` are
     its inputs in the queue, kept only where a caller may go away (gRPC). Once `admitted` it is not refused again for
     lack of room. `given_up`: its caller has left. `redriven`: it failed before, and an operator wants it tried again.
-    Times are monotonic seconds; a deadline of `inf` means none. `generation`, `scoring`: None if it does not ask for
-    that; both: it asks for embeddings. `replay`: it may have been answered before, by `replay_revision` if that is
+    Times are monotonic seconds; a deadline of `inf` means none. `details`: what only its `kind` knows of it.
+    `generation`: None if it asks for none. `replay`: it may have been answered before, by `replay_revision` if that is
     known.
     """
 
+    kind: Kind
     request_id: str
     model: str
     model_revision: str
@@ -177,33 +165,23 @@ class Request:
     given_up: bool = False
     redriven: bool = False
     generation: Generation | None = None
-    scoring: Scoring | None = None
+    details: object = None
     replay: bool = False
     replay_revision: str = ""
 
     @property
     def task(self) -> Task:
-        if self.scoring is not None:
-            return Task.SCORE
-        return Task.EMBED if self.generation is None else Task.GENERATE
+        return self.kind.task
 
     @property
     def characters(self) -> int:
-        """The characters of all its texts, first texts of pairs once a pair; a token id counts as four."""
-        inputs = self.inputs
-        if self.scoring is not None:
-            return sum(map(len, inputs)) + sum(len(first) for first in self.scoring.firsts if first is not None)
-        return len(inputs[0]) if len(inputs) == 1 else sum(map(len, inputs))
+        """The characters of all its texts; a token id counts as four."""
+        return self.kind.characters(self)
 
     @property
     def text_bytes(self) -> int:
         """The memory of all its texts and token ids: a text that many pairs share is there once."""
-        size = sum(map(getsizeof, self.inputs))
-        if self.scoring is not None:
-            size += sum(getsizeof(first) for first in set(self.scoring.firsts) if first is not None)
-        if self.generation is not None:
-            size += sum(message.ByteSize() for message in self.generation.messages)
-        return size
+        return self.kind.text_bytes(self)
 
     @property
     def vector_count(self) -> int:

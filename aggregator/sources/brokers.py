@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from aggregator.admission.ledger import Intake
 from aggregator.observability.metrics import Metrics
+from aggregator.request.kind import Kind
 from aggregator.request.request import Source
 from aggregator.scheduler.work_item import Task
 from aggregator.settings.aggregator import AggregatorSettings
@@ -16,11 +17,13 @@ from aggregator.settings.aggregator import AggregatorSettings
 class BrokerParts:
     """What a broker's source is made of.
 
-    `default_model`: of requests that name none. `room`: tokens that a model's servers can take soon. `intake`: the part
-    of the ledger of sources that pause. `dimensions`: of a model's vectors, 0 if no server told. `known`: whether a
-    model is configured. `trusts_tenant`: whether the tenant that a request names counts.
+    `kinds`: the tasks of this aggregator. `default_model`: of requests that name none. `room`: tokens that a model's
+    servers can take soon. `intake`: the part of the ledger of sources that pause. `dimensions`: of a model's vectors,
+    0 if no server told. `known`: whether a model is configured. `trusts_tenant`: whether the tenant that a request
+    names counts.
     """
 
+    kinds: Sequence[Kind]
     default_model: str
     room: Callable[[str, Task], int]
     intake: Intake

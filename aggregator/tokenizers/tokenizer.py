@@ -15,7 +15,6 @@ from tokenizers import Tokenizer as Reference
 from tokenizers.decoders import DecodeStream
 
 from aggregator.tokenizers.chat_template import ChatTemplate
-from aggregator.tokenizers.pairs import PairFrame, checked_frame
 from aggregator.tokenizers.pieces import Pieces
 from protos.generation.v1.generation_pb2 import Message
 
@@ -65,13 +64,17 @@ class Tokenizer:
         self._reference = _open_reference(file)
         self._fast = open_fast(file, self._reference) if open_fast is not None else None
         self._prefix, self._suffix = _special_ids(self._reference)
-        self._frames: dict[bool, PairFrame] = {}
         self._chat_template = ChatTemplate(folder)
 
     @property
     def special_ids(self) -> tuple[bytes, bytes]:
         """The special tokens before and after a text; int32 little endian."""
         return self._prefix, self._suffix
+
+    @property
+    def reference(self) -> Reference:
+        """The tokenizer that the model itself uses."""
+        return self._reference
 
     @property
     def uses_fast_path(self) -> bool:
@@ -95,18 +98,6 @@ class Tokenizer:
     def without_special(self, token_ids: bytes) -> bytes:
         """The token ids of a text without the special tokens around it; int32 little endian."""
         return token_ids.removeprefix(self._prefix).removesuffix(self._suffix)
-
-    def pair_frame(self, *, token_types: bool) -> PairFrame:
-        """How two texts are joined; `token_types`: the model tells the second one by them.
-
-        Raises ValueError for a tokenizer that joins them otherwise than by special tokens around and between them.
-        """
-        if token_types not in self._frames:
-            self._frames[token_types] = checked_frame(self._reference, self._bare, token_types=token_types)
-        return self._frames[token_types]
-
-    def _bare(self, text: str) -> bytes:
-        return self.without_special(self.count((text,)).ids.tobytes())
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """A chat as the model's own template formats it. Raises InvalidRequest."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.table import Table
 
 from aggregator.errors import TokenbatchError
+from aggregator.registry import KINDS
 from aggregator.replicas.pool import describe
 from aggregator.scheduler.curve import Curve
 from loadtest.options import fail, positive, positive_int
@@ -141,7 +142,7 @@ def _curve(profile: str) -> Curve:
     """Of a file or a name, or of a model server that is asked. Raises ValueError, OSError, TokenbatchError."""
     if not re.fullmatch(r"[^/]+:\d+", profile):
         return find(profile)
-    said = asyncio.run(describe(profile, _TIMEOUT_S))
+    said = asyncio.run(describe(profile, KINDS, _TIMEOUT_S))
     if said.curve is None:
         raise ValueError(f"the model server at {profile} has not measured itself: profile.enabled is false")
     return said.curve

@@ -13,6 +13,7 @@ import pytest
 
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerBusy, ModelServerLost
 from aggregator.model_server import ModelServer
+from aggregator.registry import KINDS
 from aggregator.replicas.client import GrpcModelServer, ModelServerClient
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from tests.support.fake_engine import FakeEngine, batch
@@ -53,7 +54,7 @@ async def over_grpc() -> AsyncGenerator[Subject]:
 
     server = await FakeModelServer().start()
     server.answer = answer
-    client = ModelServerClient(server.address)
+    client = ModelServerClient(server.address, KINDS)
     engine = GrpcModelServer(client, await client.describe(TIMEOUT_S))
     yield Subject(engine, lambda error: failures.append(codes[error]), server.open)
     server.open.set()

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from aggregator.errors import BatchFailed, Code, ModelServerLost, RequestError
 from aggregator.observability.costs import Costs
+from aggregator.registry import KINDS
 from aggregator.replicas.generate_call import GenerateCall
 from aggregator.request.request import Failure, Request
 from aggregator.scheduler.work_item import Priority
@@ -27,7 +28,7 @@ from tests.support.records import in_flight_of
 
 _TEXT = "the text of a prompt"
 _SETTINGS = KafkaSettings(topics=(TopicSettings(name="embed.requests.v1", task="generate"),))
-_INTAKE = replace(intakes(_SETTINGS, KAFKA, "m")["embed.requests.v1"], max_record_bytes=3000)
+_INTAKE = replace(intakes(_SETTINGS, KAFKA, "m", kinds=KINDS)["embed.requests.v1"], max_record_bytes=3000)
 _FAILURE = Failure(Code.INTERNAL, "it broke")
 
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from math import inf
 from typing import Any, cast
 
 import numpy as np
 
 from aggregator.errors import Code, TokenbatchError
+from aggregator.request.kind import Kind
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.request.vector import CompletedBatch, Vector
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.calls import Call
+from aggregator.sources.embedding import EMBEDDING
+from aggregator.sources.generating import GENERATION
 from aggregator.sources.http.answer import Answer, Read
 from aggregator.sources.http.embeddings import EmbeddingsReader
 from aggregator.sources.http.errors import described
 from aggregator.sources.http.forms.cohere import read_embed
 from aggregator.sources.http.forms.voyage import read_documents
 from aggregator.sources.http.generation import DONE, ChatRequest, CompletionRequest, GenerationReader, GenerationWriter
-from aggregator.sources.http.scores import read_classify, read_rerank, read_score
-from aggregator.sources.wire.message import AnyMessage
-from aggregator.sources.wire.values import decode_request
+from aggregator.sources.wire.message import parse
 from protos.generation.v1 import generation_pb2 as pb
 from tests.fuzz.target import Target
 from tests.support.fake_source import GRPC
@@ -48,44 +48,35 @@ def _refused(error: TokenbatchError) -> None:
     assert len(shown["message"]) <= _MOST_CHARACTERS, "A refusal quotes too much."
 
 
-def _parsed(message: AnyMessage) -> Request:
-    times = {"received_s": 0.0, "wall_s": 1000.0, "deadline_s": inf}
-    return decode_request(message, _DEFAULTS, _ORIGIN, **times, traceparent=None)
+def _parsed(kind: Kind, message: Any) -> Request:
+    return parse(kind, message, _DEFAULTS, _ORIGIN, received_s=0.0, wall_s=1000.0)
 
 
 def check_embeddings(data: bytes) -> None:
     """A body of /v1/embeddings."""
-    _check_read(_EMBEDDINGS, data)
+    check_read(_EMBEDDINGS, data)
 
 
 def check_cohere(data: bytes) -> None:
     """A body of /v2/embed."""
-    _check_read(partial(read_embed, version=1 + len(data) % 2), data)
+    check_read(partial(read_embed, version=1 + len(data) % 2), data)
 
 
 def check_documents(data: bytes) -> None:
     """A body of /v1/contextualizedembeddings."""
-    _check_read(read_documents, data)
+    check_read(read_documents, data)
 
 
-def check_scores(data: bytes) -> None:
-    """A body of /rerank; behind a byte below 3 one of /v2/rerank, /score or /classify."""
-    reads = partial(read_rerank, returns_documents=False), read_score, read_classify
-    if data and data[0] < len(reads):
-        _check_read(reads[data[0]], data[1:])
-    else:
-        _check_read(partial(read_rerank, returns_documents=True), data)
-
-
-def _check_read(read: Read, data: bytes) -> None:
+def check_read(read: Read, data: bytes, kind: Kind = EMBEDDING, dimensions: int = 16) -> None:
+    """Reads, refuses and answers a body of a kind, whose results have so many numbers."""
     try:
         message, answer = read(data, _DEFAULTS, "id")
-        request = _parsed(message)
+        request = _parsed(kind, message)
     except TokenbatchError as error:
         _refused(error)
         return
     assert 0 < len(request.inputs) <= _DEFAULTS.max_inputs, "More inputs than are taken, or none."
-    _write_vectors(request, answer)
+    _write_vectors(request, answer, dimensions)
     if not answer.needs_all and len(request.inputs) > 1:
         request.outcomes, request.failed = [_FAILURE, *request.outcomes[1:]], True
         assert answer.failure(request) is None, "A text that has no score costs the others theirs."
@@ -97,10 +88,10 @@ def _check_read(read: Read, data: bytes) -> None:
     described(found)
 
 
-def _write_vectors(request: Request, answer: Answer) -> None:
+def _write_vectors(request: Request, answer: Answer, dimensions: int) -> None:
     """Every input gets a vector, whatever is asked of it."""
     count = len(request.inputs)
-    matrix = np.ones((count, 16 if request.scoring is None else 1), np.float32)
+    matrix = np.ones((count, dimensions), np.float32)
     batch = CompletedBatch("b", "m", "r", 0, matrix, 0.0, 0.0)
     request.outcomes = [Vector(batch, row, 3, 0.0) for row in range(count)]
     request.failed = False
@@ -116,7 +107,7 @@ def check_generation(data: bytes) -> None:
     read = _GENERATION.chat if data[:1] and data[0] % 2 else _GENERATION.completion
     try:
         message, asked = read(data[1:], _DEFAULTS, "id")
-        request = _parsed(message)
+        request = _parsed(GENERATION, message)
     except TokenbatchError as error:
         _refused(error)
         return
@@ -145,6 +136,5 @@ TARGETS = (
     Target("http_embeddings", check_embeddings),
     Target("http_cohere", check_cohere),
     Target("http_documents", check_documents),
-    Target("http_scores", check_scores),
     Target("http_generation", check_generation),
 )

@@ -19,12 +19,14 @@ from aggregator.admission.ledger import Ledger
 from aggregator.errors import Code, InvalidRequest, ModelServerLost, TokenbatchError
 from aggregator.model_server import OutgoingBatch, differences
 from aggregator.observability.metrics import Metrics
+from aggregator.registry import KINDS
 from aggregator.replicas.answers import BadDescription, checked_description, checked_result
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.callers import Authentication, Callers
 from aggregator.sources.calls.calls import Call, CallBatcher, call_of
 from aggregator.sources.calls.load import Limits, Load, Room
+from aggregator.sources.embedding import EMBEDDING
 from aggregator.sources.grpc.reading import Context, GrpcCalls, Reading, read_embed, refusal
 from aggregator.sources.wire.decode import SMALL_BYTES, decode_embed, head
 from aggregator.sources.wire.encode import response
@@ -121,7 +123,7 @@ async def _serve(calls: GrpcCalls, context: Context, data: bytes) -> None:
         identity = calls.identify(context)
         room = calls.load.enter(identity.holders)
         room.widen(len(data))
-        taken = await calls.take_large(data, identity, inf, room, partial(read_embed, Call(room)))
+        taken = await calls.take_large(EMBEDDING, data, identity, inf, room, partial(read_embed, Call(room)))
         await calls.embed(taken)
         response(taken, taken.request_id)
     except TokenbatchError as error:
@@ -161,7 +163,7 @@ def check_answer(data: bytes) -> None:
 def check_description(data: bytes) -> None:
     """What a model server says of itself."""
     try:
-        described = checked_description("here:1", ms.DescribeResponse.FromString(data))
+        described = checked_description("here:1", ms.DescribeResponse.FromString(data), KINDS)
     except (DecodeError, BadDescription):
         return
     assert min(described.dimensions, described.max_input_tokens, described.vocabulary_size) > 0

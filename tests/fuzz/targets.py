@@ -10,6 +10,7 @@ from tests.fuzz import (
     server_targets,
 )
 from tests.fuzz.aggregator.wings.authentication import credential_targets
+from tests.fuzz.aggregator.wings.ranking import targets as ranking_targets
 from tests.fuzz.aggregator.wings.undecodable import batch_targets
 from tests.fuzz.target import Target
 
@@ -21,6 +22,7 @@ _MODULES = [
     file_targets,
     generation_targets,
     http_targets,
+    ranking_targets,
 ]
 TARGETS: dict[str, Target] = {target.name: target for module in _MODULES for target in module.TARGETS}
 _ALL = tuple(TARGETS.values())

@@ -12,6 +12,7 @@ import yaml
 from google.protobuf.json_format import ParseDict
 
 from aggregator.errors import Code
+from aggregator.registry import KINDS
 from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka import decode
@@ -21,13 +22,13 @@ from aggregator.sources.kafka.envelope import EnvelopeFormat
 from aggregator.sources.kafka.offsets import Header
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.replies import encode_replies
-from aggregator.sources.wire.values import TASKS
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest
 from protos.ranking.v1.ranking_pb2 import RankRequest
 from tests.support.fake_source import KAFKA
 from tests.support.records import in_flight_of
 
+TASKS = {kind.name: kind for kind in KINDS}
 PAGE: dict[str, Any] = yaml.safe_load(Path("docs/asyncapi.yaml").read_text(encoding="utf-8"))
 SCHEMAS: dict[str, Any] = PAGE["components"]["schemas"]
 MESSAGES: dict[str, Any] = PAGE["components"]["messages"]
@@ -55,7 +56,7 @@ def read(message: str, value: bytes, *headers: Header, envelopes: Sequence[Envel
     topic = topic_of(message)
     taken = decode.decode_record(
         in_flight_of(value, headers, topic=topic),
-        intakes(SETTINGS, KAFKA, "m", envelopes=envelopes)[topic],
+        intakes(SETTINGS, KAFKA, "m", kinds=KINDS, envelopes=envelopes)[topic],
         received_s=0.0,
         wall_s=0.0,
     )
@@ -76,7 +77,10 @@ def validate(message: str, payload: object) -> None:
 
 def examples(kind: str) -> list[tuple[str, dict[str, Any]]]:
     return [
-        (name, example) for name, message in MESSAGES.items() for example in message.get("examples", ()) if kind in name
+        (name, example)
+        for name, message in MESSAGES.items()
+        for example in message.get("examples", ())
+        if kind in name and name.startswith(tuple(TASKS))
     ]
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
+from aggregator.registry import KINDS
 from aggregator.request.request import Source
 from aggregator.settings.aggregator import TopicSettings
 from aggregator.sources.kafka.outgoing import OutgoingRecord
@@ -68,7 +69,9 @@ class KafkaAsBroker:
         consumer = self._cluster.consumer(settings, lambda _: None, Metrics(MetricsBuffer()))
         producer = self._cluster.producer(settings)
         await producer.start()
-        source = KafkaSource(settings, "m", consumer, producer, metrics=Metrics(self.metrics), tracing=Tracing())
+        source = KafkaSource(
+            settings, "m", consumer, producer, kinds=KINDS, metrics=Metrics(self.metrics), tracing=Tracing()
+        )
         running = asyncio.create_task(consumer.run())
         try:
             yield source

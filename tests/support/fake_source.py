@@ -12,6 +12,8 @@ from aggregator.request import request as requests
 from aggregator.request.generation import Generation
 from aggregator.request.request import Options, Outcome, Receive, Request, Source
 from aggregator.scheduler.work_item import Priority, Task
+from aggregator.sources.embedding import EMBEDDING
+from aggregator.sources.generating import GENERATION
 
 
 @dataclass(eq=False)
@@ -67,6 +69,7 @@ KAFKA, GRPC = kafka(), grpc()
 def any_request(*inputs: str | bytes, outcomes: Sequence[Outcome | None] | None = None, **changes: Any) -> Request:
     """A call for the model m, with changes; with `outcomes` it is complete."""
     fields: dict[str, Any] = {
+        "kind": EMBEDDING,
         "request_id": "q",
         "model": "m",
         "model_revision": "",
@@ -80,6 +83,8 @@ def any_request(*inputs: str | bytes, outcomes: Sequence[Outcome | None] | None 
         "outcomes": [None] * len(inputs) if outcomes is None else outcomes,
         "remaining": len(inputs) if outcomes is None else 0,
     }
+    if changes.get("generation") is not None:
+        changes |= {"kind": GENERATION, "details": changes["generation"]}
     return Request(inputs=[*inputs], **{**fields, **changes})
 
 

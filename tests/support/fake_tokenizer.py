@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 from typing_extensions import override
 
-from aggregator.tokenizers.pairs import PairFrame
 from aggregator.tokenizers.tokenizer import Detokenizer, TokenBatch, Tokenizer
 
 FIRST, LAST = 1, 2
@@ -49,17 +50,28 @@ class FakeTokenizer(Tokenizer):
     def without_special(self, token_ids: bytes) -> bytes:
         return token_ids[4:-4]
 
+    @property
     @override
-    def pair_frame(self, *, token_types: bool) -> PairFrame:
-        """FIRST, the first text, LAST, the second text, LAST: as BERT."""
-        del token_types
-        first, last = (number.to_bytes(4, "little") for number in (FIRST, LAST))
-        return PairFrame(first, last, last)
+    def reference(self) -> Any:
+        return FakeReference()
 
     @staticmethod
     def ids(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         words = [int(word) if word.isdigit() else 10 + crc32(word.encode()) % 30_000 for word in text.split()]
         return np.array([FIRST, *words, LAST], np.int32)
+
+
+class FakeReference:
+    """Joins two texts as BERT does: FIRST, the first text, LAST, the second text, LAST."""
+
+    @staticmethod
+    def encode(first: str, second: str) -> Any:
+        ids = [FakeTokenizer.ids(text)[1:-1].tolist() for text in (first, second)]
+        return SimpleNamespace(
+            ids=[FIRST, *ids[0], LAST, *ids[1], LAST],
+            sequence_ids=[None, *[0] * len(ids[0]), None, *[1] * len(ids[1]), None],
+            type_ids=[0] * (len(ids[0]) + 2) + [1] * (len(ids[1]) + 1),
+        )
 
 
 class Pieces(Detokenizer):

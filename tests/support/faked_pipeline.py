@@ -28,9 +28,10 @@ from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.calls.calls import Call, CallBatcher, call_of
 from aggregator.sources.calls.load import Limits, Load
+from aggregator.sources.embedding import EMBEDDING
 from aggregator.sources.kafka.decode import RecordOrigin, ReplyRoute
 from aggregator.sources.kafka.offsets import CommittedOffset
-from aggregator.sources.wire.decode import parse
+from aggregator.sources.wire.message import parse
 from aggregator.tokenizers.counting import Counting
 from aggregator.tokenizers.tokenizer import TokenBatch, Tokenizer
 from k8s.pod.metrics_buffer import MetricsBuffer
@@ -188,7 +189,7 @@ class FakedPipeline:
         defaults = Defaults(mine, MODEL, Priority.INTERACTIVE if called else Priority.DEFAULT)
         origin = Call(self._load.enter(("caller",))) if called else self._record()
         deadline_s = float("inf") if in_s is None else now_s + in_s
-        return parse(message, defaults, origin, received_s=now_s, wall_s=0.0, deadline_s=deadline_s)
+        return parse(EMBEDDING, message, defaults, origin, received_s=now_s, wall_s=0.0, deadline_s=deadline_s)
 
     def _record(self) -> RecordOrigin:
         self._offset += 1

@@ -27,6 +27,7 @@ from aggregator.model_server import ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.pipeline import Pipeline
+from aggregator.registry import ROUTES, SERVICES
 from aggregator.request.request import Request
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.curve import Curve, Rule
@@ -150,11 +151,11 @@ async def listening(
         authentication=authentication_of(configured.grpc),
         tracing=Tracing(),
     )
-    source = GrpcSource(configured.grpc, served)
+    source = GrpcSource(configured.grpc, served, SERVICES)
     pipeline.sources.append(source)
     http = None
     if configured.http.bind:
-        http = HttpSource(configured.http, configured.grpc.tls, served, STATICS)
+        http = HttpSource(configured.http, configured.grpc.tls, served, ROUTES, STATICS)
         pipeline.sources.append(http)
     task = asyncio.create_task(pipeline.run())
     await source.prepare(1.0)

@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from typing_extensions import override
 
 from aggregator.admission.models import Models
 from aggregator.errors import Code, TokenbatchError
 from aggregator.observability.tracing import Tracing
+from aggregator.request.kind import Kind
 from aggregator.request.request import Defaults, Failure, Receive, Request, Source
 from aggregator.scheduler.work_item import Priority
 from aggregator.slow_lane import in_slow_lane
@@ -24,8 +25,7 @@ from aggregator.sources.calls.callers import Authentication, Callers, Identity, 
 from aggregator.sources.calls.load import Load, Room
 from aggregator.sources.wire.decode import SMALL_BYTES
 from aggregator.sources.wire.encode import answer_bytes, made_bytes
-from aggregator.sources.wire.message import AnyMessage
-from aggregator.sources.wire.values import decode_request
+from aggregator.sources.wire.message import parse
 
 _LOG = logging.getLogger(__name__)
 LONGEST_S = 0.01
@@ -170,7 +170,7 @@ class CallBatcher:
 _REST = 9.0
 """How many times as long as a message took the next one waits: decoding holds the lock that the event loop needs."""
 
-Read = Callable[[bytes, Identity], tuple[AnyMessage, Call]]
+Read = Callable[[bytes, Identity], tuple[Any, Call]]
 """Decodes a message, and makes the origin of its request. Raises TokenbatchError."""
 
 
@@ -178,6 +178,7 @@ Read = Callable[[bytes, Identity], tuple[AnyMessage, Call]]
 class _Arrived:
     """A call's message: when it came (monotonic, and by the wall clock), and the call's deadline (monotonic)."""
 
+    kind: Kind
     read: Read
     data: bytes
     identity: Identity
@@ -188,7 +189,8 @@ class _Arrived:
     def decode_message(self) -> Request:
         """The request in it. Raises TokenbatchError."""
         message, call = self.read(self.data, self.identity)
-        return decode_request(
+        return parse(
+            self.kind,
             message,
             self.identity.defaults,
             call,
@@ -212,25 +214,30 @@ class Calls:
     _decoding: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     _rested_s: float = field(init=False, default=-inf)
 
-    def take(self, data: bytes, identity: Identity, deadline_s: float, room: Room, read: Read) -> Request:
+    def take(  # noqa: PLR0917 - a call, as all of them pass it on
+        self, kind: Kind, data: bytes, identity: Identity, deadline_s: float, room: Room, read: Read
+    ) -> Request:
         """The request in a message of at most `SMALL_BYTES`; `deadline_s` is the call's (monotonic).
 
         Raises TokenbatchError.
         """
-        arrived = _Arrived(read, data, identity, self.clock(), self.wall_clock(), deadline_s)
+        arrived = _Arrived(kind, read, data, identity, self.clock(), self.wall_clock(), deadline_s)
         return self._counted(arrived.decode_message(), identity, room)
 
-    async def take_large(self, data: bytes, identity: Identity, deadline_s: float, room: Room, read: Read) -> Request:
+    async def take_large(  # noqa: PLR0917
+        self, kind: Kind, data: bytes, identity: Identity, deadline_s: float, room: Room, read: Read
+    ) -> Request:
         """The request in a message of any size."""
         if len(data) <= SMALL_BYTES:
-            return self.take(data, identity, deadline_s, room, read)
-        return await self.take_in_slow_lane(data, identity, deadline_s, room, read)
+            return self.take(kind, data, identity, deadline_s, room, read)
+        return await self.take_in_slow_lane(kind, data, identity, deadline_s, room, read)
 
-    async def take_in_slow_lane(
-        self, data: bytes, identity: Identity, deadline_s: float, room: Room, read: Read
+    async def take_in_slow_lane(  # noqa: PLR0917
+        self, kind: Kind, data: bytes, identity: Identity, deadline_s: float, room: Room, read: Read
     ) -> Request:
         """The request in a message that takes long to decode, whatever its size."""
-        request = await self._decode_large(_Arrived(read, data, identity, self.clock(), self.wall_clock(), deadline_s))
+        arrived = _Arrived(kind, read, data, identity, self.clock(), self.wall_clock(), deadline_s)
+        request = await self._decode_large(arrived)
         room.charge(request.text_bytes - len(data))  # texts can take four times their UTF-8
         return self._counted(request, identity, room)
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import ClassVar, cast
 
 import grpc
+from typing_extensions import override
 
-from aggregator.observability.calls import CallTelemetry
 from aggregator.request.request import Failure, Request
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, GenerationCall
-from aggregator.sources.grpc.reading import Context, GrpcCalls, RpcMethod, answering
+from aggregator.sources.generating import GENERATION
+from aggregator.sources.grpc.reading import Context, RpcService, answering
 from aggregator.sources.wire.generation import decode_generate, response
 from k8s.pod.grpc.server import Handlers
 from protos.generation.v1 import generation_pb2 as pb
-
-SERVICE = pb.DESCRIPTOR.services_by_name["Generation"].full_name
 
 
 def _read(call: Call, data: bytes, _: Identity) -> tuple[pb.GenerateRequest, Call]:
@@ -23,16 +22,14 @@ def _read(call: Call, data: bytes, _: Identity) -> tuple[pb.GenerateRequest, Cal
     return decode_generate(data), call
 
 
-class GenerationService:
+class GenerationService(RpcService):
     """The public service. A call sends all text, also of a generation that fails later, and ends with its status."""
 
-    def __init__(self, calls: GrpcCalls, telemetry: CallTelemetry) -> None:
-        self._calls = calls
-        self._telemetry = telemetry
+    name: ClassVar[str] = pb.DESCRIPTOR.services_by_name["Generation"].full_name
 
     async def generate(self, context: Context) -> Failure | None:
         calls = self._calls
-        request = await calls.receive(context, GenerationCall, _read)
+        request = await calls.receive(context, GenerationCall, _read, GENERATION)
         call = cast("GenerationCall", request.origin)
         call.streams = request.generation is not None and not request.generation.final_only
         calls.submit(request)
@@ -59,10 +56,8 @@ class GenerationService:
         if answer is not None:
             await context.write(answer.SerializeToString())
 
+    @override
     def handlers(self) -> Handlers:
-        """By method; they pass messages as bytes, and read none before the call asks for it."""
         return {
-            "Generate": grpc.stream_stream_rpc_method_handler(
-                answering(self.generate, RpcMethod(self._telemetry, SERVICE, "Generate"))
-            ),
+            "Generate": grpc.stream_stream_rpc_method_handler(answering(self.generate, self.method("Generate"))),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -15,16 +16,12 @@ from aggregator.settings.aggregator import GrpcSettings, TlsSettings
 from aggregator.sources.calls.calls import CallSource, Served
 from aggregator.sources.calls.certificates import server_context, watch_certificates
 from aggregator.sources.calls.load import Limits
-from aggregator.sources.grpc.generation import SERVICE as GENERATION
 from aggregator.sources.grpc.generation import GenerationService
-from aggregator.sources.grpc.ranking import SERVICE as RANKING
-from aggregator.sources.grpc.ranking import RankingService
-from aggregator.sources.grpc.reading import GrpcCalls, Reading
-from aggregator.sources.grpc.service import SERVICE, EmbeddingsService
+from aggregator.sources.grpc.reading import GrpcCalls, Reading, RpcService
+from aggregator.sources.grpc.service import EmbeddingsService
 from k8s.pod.grpc.server import GrpcServer
 
 _LOG = logging.getLogger(__name__)
-_SERVICES = SERVICE, GENERATION, RANKING
 _IDLE_MS = 60_000
 """gRPC closes connections above the bound as they come, and cannot close an idle one instead: idle ones end soon."""
 _LOOKAHEAD_BYTES = 16 * 1024
@@ -38,8 +35,8 @@ _PLACES = 16
 class GrpcSource(CallSource):
     """The listener. A name that health does not know is NOT_FOUND; the empty name is the whole server."""
 
-    def __init__(self, settings: GrpcSettings, served: Served) -> None:
-        """Raises StartError for certificates that cannot be used."""
+    def __init__(self, settings: GrpcSettings, served: Served, services: Sequence[type[RpcService]]) -> None:
+        """`services`: beside that of embeddings. Raises StartError for certificates that cannot be used."""
         limits = served.load.limits
         super().__init__(GRPC, served, limits.max_inputs)
         reading = Reading(_PLACES, served.load)
@@ -47,22 +44,22 @@ class GrpcSource(CallSource):
         telemetry = CallTelemetry(served.tracing, served.load.metrics)
         self._service = EmbeddingsService(
             calls,
-            served.models,
             telemetry,
+            served.models,
             stream_window=limits.stream_window,
             stream_age_s=_STREAM_AGE_SHARE * limits.connection_grace_s,
         )
-        generation = GenerationService(calls, telemetry)
-        ranking = RankingService(calls, telemetry)
+        served_here = self._service, GenerationService(calls, telemetry), *(new(calls, telemetry) for new in services)
+        self._names = [service.name for service in served_here]
         self._settings = settings
         self._credentials = server_credentials(settings.tls)
         self._server = GrpcServer(
             "grpc.bind", settings.bind, limits.max_connections, options=_options(limits), credentials=self._credentials
         )
-        for name, service in ((SERVICE, self._service), (GENERATION, generation), (RANKING, ranking)):
-            self._server.add(name, service.handlers())
+        for service in served_here:
+            self._server.add(service.name, service.handlers())
         if not settings.authenticated:  # it answers callers without a credential
-            self._server.reflect(*_SERVICES)
+            self._server.reflect(*self._names)
 
     @override
     async def prepare(self, timeout_s: float) -> None:
@@ -80,7 +77,7 @@ class GrpcSource(CallSource):
 
     async def set_serving(self, *, serving: bool) -> None:
         """Set the status that the health service reports, for the server and for the service."""
-        await self._server.set_serving(("", *_SERVICES), serving=serving)
+        await self._server.set_serving(("", *self._names), serving=serving)
 
     @override
     async def stop(self, grace_s: float) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import NoReturn, TypeVar, cast
+from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -20,17 +21,19 @@ from aggregator.admission.ledger import Holders
 from aggregator.errors import Code, InvalidRequest
 from aggregator.observability.calls import CallTelemetry, RpcCall
 from aggregator.observability.metrics import Limit
+from aggregator.request.kind import Kind
 from aggregator.request.request import Failure, Request
 from aggregator.sources.calls.callers import CertificateNames, Identity, check_repeated
 from aggregator.sources.calls.calls import Call, Calls, failure_of
 from aggregator.sources.calls.load import Load, Room
+from aggregator.sources.embedding import EMBEDDING
 from aggregator.sources.wire.decode import SMALL_BYTES, decode_embed, head
 from aggregator.sources.wire.encode import MAX_ECHOED, fill_status
-from aggregator.sources.wire.message import Message
+from k8s.pod.grpc.server import Handlers
 from protos.embedding.v1 import embedding_pb2 as pb
 
 T = TypeVar("T")
-ReadFor = Callable[[Call, bytes, Identity], tuple[Message, Call]]
+ReadFor = Callable[[Call, bytes, Identity], tuple[Any, Call]]
 """Decodes the message of a call."""
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -272,7 +275,11 @@ class GrpcCalls(Calls):
         return room
 
     async def receive(
-        self, context: Context, new_call: Callable[[Room], Call] = Call, read: ReadFor = read_embed
+        self,
+        context: Context,
+        new_call: Callable[[Room], Call] = Call,
+        read: ReadFor = read_embed,
+        kind: Kind = EMBEDDING,
     ) -> Request:
         """The request of a call with one message. Raises TokenbatchError."""
         identity, room = self.enter(context)
@@ -280,7 +287,7 @@ class GrpcCalls(Calls):
         if data is None:
             raise InvalidRequest(NO_MESSAGE)
         room.widen(len(data))
-        asked = data, identity, self.deadline_s(context), room, partial(read, new_call(room))
+        asked = kind, data, identity, self.deadline_s(context), room, partial(read, new_call(room))
         return self.take(*asked) if len(data) <= SMALL_BYTES else await self.take_large(*asked)
 
 
@@ -294,6 +301,26 @@ def _certificate(context: Context) -> CertificateNames:
     return CertificateNames(
         names.get("peer_spiffe_id", ()), names.get("x509_common_name", ()), names.get("peer_dns", ())
     )
+
+
+class RpcService(ABC):
+    """A service, whose calls are answered by methods of its own."""
+
+    name: ClassVar[str]
+
+    def __init__(self, calls: GrpcCalls, telemetry: CallTelemetry) -> None:
+        self._calls = calls
+        self._telemetry = telemetry
+
+    @abstractmethod
+    def handlers(self) -> Handlers:
+        """By method; they pass messages as bytes, and read none before the call asks for it.
+
+        On the wire, a unary call is a stream of one message.
+        """
+
+    def method(self, name: str) -> RpcMethod:
+        return RpcMethod(self._telemetry, self.name, name)
 
 
 class RpcMethod:

@@ -6,8 +6,10 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
+from typing import ClassVar
 
 import grpc
+from typing_extensions import override
 
 from aggregator.admission.ledger import Holders
 from aggregator.admission.models import Models
@@ -18,16 +20,13 @@ from aggregator.request.vector import Vector
 from aggregator.scheduler.bounds import Address
 from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.calls import call_of
-from aggregator.sources.grpc.reading import Context, GrpcCalls, RpcMethod, answering
+from aggregator.sources.grpc.reading import Context, GrpcCalls, RpcService, answering
 from aggregator.sources.grpc.stream import OVER, OpenStream
-from aggregator.sources.wire.encode import is_large
 from aggregator.sources.wire.values import encode
 from k8s.pod.grpc.server import Handlers
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _SILENT_S = 5.0  # of a stream, before another may have its place
-
-SERVICE = pb.DESCRIPTOR.services_by_name["Embeddings"].full_name
 
 
 async def answer(calls: GrpcCalls, request: Request) -> bytes | Failure:
@@ -36,8 +35,12 @@ async def answer(calls: GrpcCalls, request: Request) -> bytes | Failure:
     failure = request.failure
     if failure is not None and not any(isinstance(outcome, Vector) for outcome in request.outcomes):
         index = request.input_at_fault
-        return failure if failure.field or index is None else replace(failure, field=f"{_inputs_of(request)}[{index}]")
-    if not is_large(request):
+        return (
+            failure
+            if failure.field or index is None
+            else replace(failure, field=f"{request.kind.inputs_field(request)}[{index}]")
+        )
+    if not request.kind.is_large(request):
         encoded = encode(request, request.request_id, calls.clock(), as_json=False)
     else:
         encoded = await in_slow_lane(partial(encode, request, request.request_id, calls.clock(), as_json=False))
@@ -47,31 +50,25 @@ async def answer(calls: GrpcCalls, request: Request) -> bytes | Failure:
     return encoded
 
 
-def _inputs_of(request: Request) -> str:
-    """The field of its message that holds the inputs."""
-    if request.scoring is None:
-        return "inputs"
-    return "documents" if request.scoring.ranks else "pairs"
-
-
-class EmbeddingsService:
+class EmbeddingsService(RpcService):
     """The public service. A call fails as a whole only when none of its inputs got a vector.
 
     Answers leave as bytes: those of one batch share most of them. A stream is over at the age of `stream_age_s`.
     """
 
+    name: ClassVar[str] = pb.DESCRIPTOR.services_by_name["Embeddings"].full_name
+
     def __init__(
         self,
         calls: GrpcCalls,
-        models: Models,
         telemetry: CallTelemetry,
+        models: Models,
         *,
         stream_window: int = 256,
         stream_age_s: float = 270.0,
     ) -> None:
-        self._calls = calls
+        super().__init__(calls, telemetry)
         self._models = models
-        self._telemetry = telemetry
         self._stream_window = stream_window
         self._stream_age_s = stream_age_s
         self._streams: dict[OpenStream, Holders] = {}
@@ -145,12 +142,9 @@ class EmbeddingsService:
             ]
         )
 
+    @override
     def handlers(self) -> Handlers:
-        """By method, to add to a server.
-
-        Messages come as bytes, and only when a call reads them: on the wire, a unary call is a stream of one message.
-        """
-        method = partial(RpcMethod, self._telemetry, SERVICE)
+        method = self.method
         return {
             "Embed": grpc.stream_unary_rpc_method_handler(answering(self.embed, method("Embed"))),
             "EmbedStream": grpc.stream_stream_rpc_method_handler(answering(self.embed_stream, method("EmbedStream"))),

@@ -17,8 +17,9 @@ from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, call_of, failure_of
 from aggregator.sources.calls.load import Room
+from aggregator.sources.embedding import EMBEDDING
 from aggregator.sources.grpc.reading import Context, GrpcCalls, read_embed, refusal
-from aggregator.sources.wire.encode import answer_bytes, is_large, made_bytes, to_protobuf
+from aggregator.sources.wire.encode import answer_bytes, made_bytes, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
@@ -103,7 +104,9 @@ class OpenStream:
         if request not in self._in_flight:
             return
         self._in_flight.remove(request)
-        self._answers.put_nowait((request if is_large(request) else _written(request), call_of(request).room))
+        self._answers.put_nowait(
+            (request if request.kind.is_large(request) else _written(request), call_of(request).room)
+        )
         self._end_if_done()
 
     async def _write(self, answer: Request | bytes, room: Room | None, context: Context) -> None:
@@ -143,7 +146,7 @@ class OpenStream:
             room.widen(len(message))
             call = _StreamedCall(self, room)
             read = partial(read_embed, call)
-            request = await self._calls.take_large(message, self._identity, self._deadline_s, room, read)
+            request = await self._calls.take_large(EMBEDDING, message, self._identity, self._deadline_s, room, read)
             dimensions = self._models.dimensions(request.model)
             room.widen(made_bytes(request) + answer_bytes(request, dimensions))
         except Exception as error:  # noqa: BLE001 - an unexpected error must not end the stream for all other requests

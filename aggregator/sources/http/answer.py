@@ -5,18 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from aggregator.errors import Code
+from aggregator.request.kind import Kind
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.request.vector import Vector
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.http.errors import FieldError, named, renamed
 from aggregator.sources.http.exchange import MAX_ID_CHARACTERS
-from aggregator.sources.wire.encode import is_large
-from aggregator.sources.wire.message import AnyMessage
 from protos.embedding.v1 import embedding_pb2 as pb
 
 PRIORITIES = {
@@ -92,7 +91,7 @@ class Answer(ABC):
 
     def takes_long(self, request: Request) -> bool:
         """Whether it is to be written on a thread."""
-        return is_large(request)
+        return request.kind.is_large(request)
 
     def headers(self, request: Request) -> dict[str, str]:
         headers = {**_timings(request), "content-type": self.content_type, "x-request-id": request.request_id}
@@ -117,8 +116,10 @@ class Answer(ABC):
         return replace(failure, message=f"{self.inputs}[{index}]: {message}", field=f"{self.inputs}[{index}]")
 
 
-Read = Callable[[bytes, Defaults, str], tuple[AnyMessage, Answer]]
-"""Reads a body: a message, and how its request is answered. Raises TokenbatchError."""
+Read = Callable[[bytes, Defaults, str], tuple[Any, Answer]]
+"""Reads a body: a message of its kind, and how its request is answered. Raises TokenbatchError."""
+Form = tuple[Kind, Read]
+"""The bodies of a route."""
 
 
 def token_count(request: Request) -> int:

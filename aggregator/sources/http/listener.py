@@ -12,6 +12,7 @@ from aggregator.request.request import HTTP
 from aggregator.settings.aggregator import HttpSettings, TlsSettings
 from aggregator.sources.calls.calls import CallSource, Served
 from aggregator.sources.calls.certificates import server_context, watch_certificates
+from aggregator.sources.http.answer import Form
 from aggregator.sources.http.calls import HttpCalls
 from aggregator.sources.http.service import OpenAIService
 from aggregator.sources.http.static import Static
@@ -29,13 +30,14 @@ class HttpSource(CallSource):
         settings: HttpSettings,
         tls: TlsSettings,
         served: Served,
+        routes: Mapping[str, Form],
         statics: Sequence[Mapping[str, Callable[[], Static]]] = (),
     ) -> None:
-        """`statics`: what further paths answer to GET. Raises StartError for certificates that cannot be read."""
+        """`routes`, `statics`: see `OpenAIService`. Raises StartError for certificates that cannot be read."""
         super().__init__(HTTP, served, served.load.limits.max_inputs)
         calls = HttpCalls(self._batcher, served.give_up, self._callers, served.load, timeout_s=settings.timeout_s)
         self.service = OpenAIService(
-            calls, served.models, served.tracing, statics, trusts_token_ids=settings.trusts_token_ids
+            calls, served.models, served.tracing, routes, statics, trusts_token_ids=settings.trusts_token_ids
         )
         closed, most = served.load.metrics.http_closed, served.load.limits.max_connections
         self._connections = Connections(most, lambda why: closed.add(1, HttpClosed(why)))

@@ -21,18 +21,20 @@ from aggregator.admission.sequences import most_characters
 from aggregator.errors import Code, ModelUnavailable, TokenbatchError, shown
 from aggregator.observability.calls import CANCELLED, CallTelemetry
 from aggregator.observability.tracing import Tracing
+from aggregator.request.kind import Kind
 from aggregator.request.request import Defaults, Request
 from aggregator.scheduler.work_item import Task
 from aggregator.slow_lane import TakesLong, in_slow_lane
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call, GenerationCall, call_of, failure_of
 from aggregator.sources.calls.load import Room
-from aggregator.sources.http.answer import Answer, Read
+from aggregator.sources.embedding import EMBEDDING
+from aggregator.sources.generating import GENERATION
+from aggregator.sources.http.answer import Answer, Form, Read
 from aggregator.sources.http.calls import HttpCalls
 from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions
 from aggregator.sources.http.errors import FieldError, described, described_error
 from aggregator.sources.http.exchange import HttpExchange
-from aggregator.sources.http.forms.routes import ROUTES
 from aggregator.sources.http.generation import (
     ChatRequest,
     CompletionRequest,
@@ -42,7 +44,6 @@ from aggregator.sources.http.generation import (
 )
 from aggregator.sources.http.json_body import decode_body, takes_long
 from aggregator.sources.http.static import Static
-from aggregator.sources.wire.message import AnyMessage
 from aggregator.tokenizers.tokenizer import Tokenizer
 from k8s.pod.http.exchange import Exchange, HttpError, Service
 from protos.generation.v1.generation_pb2 import GenerateRequest
@@ -75,8 +76,8 @@ class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
 TOKENIZE, DETOKENIZE = msgspec.json.Decoder(Tokenize), msgspec.json.Decoder(Detokenize)
 
 Serve = Callable[[HttpExchange], None]
-Asked = tuple[bytes, Identity, float, Room, Callable[[bytes, Identity], tuple[AnyMessage, Call]]]
-"""A body, its caller, deadline and room, and its decoder."""
+Asked = tuple[Kind, bytes, Identity, float, Room, Callable[[bytes, Identity], tuple[Any, Call]]]
+"""The kind of a body, the body, its caller, deadline and room, and its decoder."""
 ReadGeneration = Callable[[bytes, Defaults, str], tuple[GenerateRequest, CompletionRequest | ChatRequest]]
 
 
@@ -146,26 +147,28 @@ class OpenAIService(Service):
         calls: HttpCalls,
         models: Models,
         tracing: Tracing,
+        routes: Mapping[str, Form],
         statics: Sequence[Mapping[str, Callable[[], Static]]] = (),
         *,
         trusts_token_ids: bool,
     ) -> None:
+        """`routes`: each is a POST, beside those of embeddings and generations; `statics`: what paths answer to GET."""
         self.calls = calls
         self._telemetry = CallTelemetry(tracing, calls.load.metrics)
         self._models = models
         revisions = Revisions(models)
         embeddings = EmbeddingsReader(revisions, trusts_token_ids=trusts_token_ids)
         generation = GenerationReader(revisions, trusts_token_ids=trusts_token_ids)
-        reads: dict[str, Read] = {"/v1/embeddings": embeddings, **ROUTES}
-        self.reads: Mapping[str, Read] = {
-            **reads,
-            "/v1/completions": partial(self._read_whole, generation.completion),
-            "/v1/chat/completions": partial(self._read_whole, generation.chat),
+        forms: dict[str, Form] = {"/v1/embeddings": (EMBEDDING, embeddings), **routes}
+        self.forms: Mapping[str, Form] = {
+            **forms,
+            "/v1/completions": (GENERATION, partial(self._read_whole, generation.completion)),
+            "/v1/chat/completions": (GENERATION, partial(self._read_whole, generation.chat)),
         }
-        """How bodies are read whose answer can be whole, by their path."""
+        """The bodies whose answer can be whole, by their path."""
         self.mounted: list[Mounted] = []
         self._routes: dict[str, tuple[str, Serve]] = {
-            **{path: ("POST", partial(self._serve, read)) for path, read in reads.items()},
+            **{path: ("POST", partial(self._serve, *form)) for path, form in forms.items()},
             "/v1/completions": ("POST", partial(self._generate, generation.completion)),
             "/v1/chat/completions": ("POST", partial(self._generate, generation.chat)),
             "/tokenize": ("POST", self._tokenize),
@@ -240,9 +243,9 @@ class OpenAIService(Service):
             self.calls.expect(exchange)
             exchange.serve = cast("Callable[[Exchange], None]", serve)
 
-    def _serve(self, read: Read, exchange: HttpExchange) -> None:
+    def _serve(self, kind: Kind, read: Read, exchange: HttpExchange) -> None:
         room, data = exchange.held_room, exchange.take_body()
-        asked = data, exchange.identity, exchange.deadline_s, room, partial(self._decoded, read, exchange, room)
+        asked = kind, data, exchange.identity, exchange.deadline_s, room, partial(self._decoded, read, exchange, room)
         if not takes_long(data):
             try:
                 self._submit(exchange, self.calls.take(*asked))
@@ -257,7 +260,7 @@ class OpenAIService(Service):
 
     def _decoded(
         self, read: Read, exchange: HttpExchange, room: Room, data: bytes, identity: Identity
-    ) -> tuple[AnyMessage, Call]:
+    ) -> tuple[Any, Call]:
         message, answer = read(data, identity.defaults, exchange.request_id)
         return message, AnsweredCall(room, partial(self._answer, exchange, answer), answer)
 
@@ -313,7 +316,7 @@ class OpenAIService(Service):
             return message, HttpGenerationCall(room, asked)
 
         data = exchange.take_body()
-        asked = data, exchange.identity, exchange.deadline_s, room, decoded
+        asked = GENERATION, data, exchange.identity, exchange.deadline_s, room, decoded
         try:
             request = await calls.take_in_slow_lane(*asked) if takes_long(data) else calls.take(*asked)
         except TakesLong:

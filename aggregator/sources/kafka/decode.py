@@ -12,25 +12,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from aggregator.errors import InvalidRequest, NeverFits, NotPermitted, RequestError, Undecodable
+from aggregator.request.kind import Kind, kind_named
 from aggregator.request.request import Defaults, Request, Source
-from aggregator.scheduler.work_item import Task
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.slow_lane import in_slow_lane
+from aggregator.sources.embedding import EMBEDDING
 from aggregator.sources.kafka.envelope import Envelope, EnvelopeFormat
 from aggregator.sources.kafka.offsets import Header, InFlightRecord
-from aggregator.sources.wire.message import Message
+from aggregator.sources.wire.message import parse
 from aggregator.sources.wire.values import (
     JSON,
     LARGE_BYTES,
     MAX_BYTES,
     PROTOBUF,
-    TASKS,
     bounded,
     content_type_of,
-    decode_request,
     defaults_of,
     message_of,
     permitted,
@@ -88,7 +87,7 @@ class TopicIntake:
     route: ReplyRoute
     permits: Callable[[str], bool]
     max_record_bytes: int = MAX_BYTES
-    task: Task = Task.EMBED
+    kind: Kind = EMBEDDING
     envelopes: Sequence[EnvelopeFormat] = ()
     read: frozenset[str] = READ
 
@@ -106,14 +105,14 @@ class Refused:
     request_id: str
     route: ReplyRoute | None
     dead_letter: bool
-    task: Task = Task.EMBED
+    kind: Kind = EMBEDDING
 
 
 def refused_for_room(request: Request, needed_bytes: int, largest_bytes: int) -> Refused:
     """The refusal of a request that could never be held with its answer."""
     origin = origin_of(request)
     error = NeverFits(needed_bytes, largest_bytes)
-    return Refused(origin.in_flight, error, request.request_id, origin.route, dead_letter=False, task=request.task)
+    return Refused(origin.in_flight, error, request.request_id, origin.route, dead_letter=False, kind=request.kind)
 
 
 def origin_of(request: Request) -> RecordOrigin:
@@ -141,12 +140,14 @@ def intakes(
     source: Source,
     default_model: str,
     *,
+    kinds: Sequence[Kind] = (EMBEDDING,),
     trusts_tenant: bool = True,
     envelopes: Sequence[EnvelopeFormat] = (),
 ) -> Mapping[str, TopicIntake]:
     """How `source` reads each query topic; `default_model` is for topics that name none.
 
-    `trusts_tenant`: a request may name its tenant where its topic has none. `envelopes`: the formats that are known.
+    `kinds`: of this aggregator. `trusts_tenant`: a request may name its tenant where its topic has none. `envelopes`:
+    the formats that are known. Raises StartError.
     """
     permits = permitted(
         {settings.reply_topic, *settings.reply_topics},
@@ -158,9 +159,9 @@ def intakes(
             defaults_of(topic, source, default_model, trusts_tenant=trusts_tenant),
             ReplyRoute(settings.replies_of(topic), None, json=False, headers=_PLAIN_REPLY),
             permits,
-            task=TASKS[topic.task],
             envelopes=envelopes,
             read=READ.union(*(each.headers for each in envelopes)),
+            kind=kind_named(topic.task, kinds),
         )
         for topic in settings.topics
     }
@@ -222,7 +223,7 @@ def decode_record(
     limits = intake.max_record_bytes, intake.defaults.max_inputs
     given_id = f"{in_flight.topic}-{in_flight.partition}-{in_flight.offset}"
     found: dict[str, bytes] = {}
-    message: Message | None = None
+    message: Any = None
     route: ReplyRoute | None = None
     try:
         if in_flight.headers:
@@ -237,11 +238,12 @@ def decode_record(
             given_id = _text(found, "ce_id") or given_id
         else:
             route = intake.route
-        message = message_of(value, content_type, *limits, task=intake.task)
+        message = message_of(value, content_type, *limits, kind=intake.kind)
         if not message.request_id:
             message.request_id = given_id
         deadline_s = _deadline_s(found, received_s - wall_s) if found else inf
-        request = decode_request(
+        request = parse(
+            intake.kind,
             message,
             intake.defaults,
             RecordOrigin(in_flight, route),
@@ -257,7 +259,7 @@ def decode_record(
     except RequestError as error:
         request_id = message.request_id if message is not None else given_id
         unread = route is None or message is None
-        return Refused(in_flight, error, request_id, route, dead_letter=unread, task=intake.task)
+        return Refused(in_flight, error, request_id, route, dead_letter=unread, kind=intake.kind)
 
 
 def _answer_as_before(request: Request, in_flight: InFlightRecord, received_s: float) -> None:

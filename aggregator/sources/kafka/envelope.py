@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from aggregator.scheduler.work_item import Task
+from aggregator.request.kind import Kind
 from aggregator.sources.kafka.offsets import Header
 
 
@@ -24,7 +24,7 @@ class Envelope(ABC):
 
     @abstractmethod
     def reply(
-        self, value: bytes, headers: Sequence[Header], *, reply_id: str, group_id: str, task: Task, request_id: str
+        self, value: bytes, headers: Sequence[Header], *, reply_id: str, group_id: str, kind: Kind, request_id: str
     ) -> tuple[bytes, Sequence[Header]]:
         """Value and headers of the record with a reply; those of the reply begin with its content type."""
 

@@ -33,7 +33,7 @@ class Sizes:
     def added_bytes(self, request: Request) -> int:
         inputs, origin = request.inputs, origin_of(request)
         text = inputs[0]
-        if len(inputs) > 1 or type(text) is not str or request.generation is not None or request.scoring is not None:
+        if len(inputs) > 1 or type(text) is not str or request.details is not None:
             longer = request.text_bytes - len(origin.in_flight.value or b"")  # than in UTF-8
             return max(0, longer) + self._rest(request, as_json=origin.route.json)
         key = id(request.options), request.model, origin.route.json

@@ -171,7 +171,7 @@ def encode_refusal(refused: Refused, group_id: str) -> OutgoingRecord:
     identity = reply_id(record, refused.request_id, group_id)
     failure = Failure.of(refused.error)
     value = encode_failure(
-        refused.request_id, failure, identity, task=refused.task, as_json=route.json, replay=record.replay
+        refused.request_id, failure, identity, kind=refused.kind, as_json=route.json, replay=record.replay
     )
     return _to_route(refused, record, route, value, identity=identity, group_id=group_id)
 
@@ -188,7 +188,7 @@ def _to_route(
     headers = [*route.headers, _REPLAY] if record.replay else route.headers
     if route.envelope is not None:
         named = {"reply_id": identity, "group_id": group_id, "request_id": answered.request_id}
-        value, headers = route.envelope.reply(value, headers, task=answered.task, **named)
+        value, headers = route.envelope.reply(value, headers, kind=answered.kind, **named)
     key, name = record.key, identity.encode()
     return OutgoingRecord(route.topic, route.partition, key, value, headers, record.timestamp, name)
 

@@ -11,9 +11,11 @@ from typing_extensions import override
 
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
+from aggregator.request.kind import Kind
 from aggregator.request.request import KAFKA, Backlog, Receive, Request, Source
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.settings.aggregator import KafkaSettings
+from aggregator.sources.embedding import EMBEDDING
 from aggregator.sources.kafka.connection import prepare_topics
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.decode import (
@@ -53,6 +55,7 @@ class KafkaSource(Source):
         consumer: KafkaConsumer,
         producer: KafkaProducer,
         *,
+        kinds: Sequence[Kind] = (EMBEDDING,),
         trusts_tenant: bool = True,
         envelopes: Sequence[EnvelopeFormat] = (),
         known: Callable[[str], bool] = lambda _: True,
@@ -62,14 +65,17 @@ class KafkaSource(Source):
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`envelopes`: the formats that are known. `known`: whether a model is configured.
+        """Raises StartError for a task that is none of `kinds`.
 
-        `dimensions`: of its vectors, 0 if no server told.
+        `envelopes`: the formats that are known. `known`: whether a model is configured. `dimensions`: of its vectors, 0
+        if no server told.
         """
         self._settings = settings
         self._known = known
         self._dimensions = dimensions
-        self._intakes = intakes(settings, self, default_model, trusts_tenant=trusts_tenant, envelopes=envelopes)
+        self._intakes = intakes(
+            settings, self, default_model, kinds=kinds, trusts_tenant=trusts_tenant, envelopes=envelopes
+        )
         self._consumer = consumer
         self._producer = producer
         self._tracing = tracing
@@ -223,7 +229,7 @@ class KafkaSource(Source):
         self._stopped = frozenset(
             name
             for name, intake in self._intakes.items()
-            if away(intake.defaults.model, intake.task)
+            if away(intake.defaults.model, intake.kind.task)
             or any(full(model, intake.defaults.priority) for model in self._asked[name])
         )
         self._pause_topics()

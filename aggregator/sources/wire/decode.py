@@ -10,7 +10,6 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
-from math import inf
 from typing import cast
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -18,9 +17,10 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from aggregator.errors import InvalidRequest
-from aggregator.request.request import Chunks, Defaults, Failure, Input, Options, Outcome, Request
+from aggregator.request.kind import Parts
+from aggregator.request.request import Chunks, Defaults, Failure, Input, Options, Outcome
 from aggregator.sources.wire.fields import BYTES, MAX_INT32, ONE_BYTE, count_token_ids, fields
-from aggregator.sources.wire.message import OTHER_MARKS, check_marks, choices, decode_checked, json_object, new_request
+from aggregator.sources.wire.message import OTHER_MARKS, check_marks, choices, decode_checked, json_object
 from protos.embedding.v1 import embedding_pb2 as pb
 
 SMALL_BYTES = 32 * 1024
@@ -198,21 +198,8 @@ def _fits(document: object, message: pb.EmbedRequest | pb.Input | pb.TokenIds) -
     return True
 
 
-def parse(
-    message: pb.EmbedRequest,
-    defaults: Defaults,
-    origin: object,
-    *,
-    received_s: float,
-    wall_s: float,
-    deadline_s: float = inf,
-) -> Request:
-    """Turn a public message into a Request.
-
-    `wall_s` is the wall clock (Unix seconds) at `received_s`; `deadline_s` is a deadline from outside the
-    message (gRPC's own). Raises InvalidRequest where the whole request is at fault; an input at fault only has
-    its own Failure.
-    """
+def parts(message: pb.EmbedRequest, defaults: Defaults) -> Parts:
+    """The inputs of a message, and its options. Raises InvalidRequest."""
     inputs = message.inputs
     count = len(inputs)
     if not 0 < count <= defaults.max_inputs:
@@ -230,17 +217,7 @@ def parse(
         vectors = sum(each.count if isinstance(each, Chunks) else 1 for each in values)
         if vectors > defaults.max_inputs:
             raise InvalidRequest(f"{vectors} inputs and chunks: at most {defaults.max_inputs} are taken", "inputs")
-    return new_request(
-        message,
-        defaults,
-        origin,
-        inputs=values,
-        outcomes=outcomes,
-        options=_options(message),
-        received_s=received_s,
-        wall_s=wall_s,
-        deadline_s=deadline_s,
-    )
+    return values, outcomes, _options(message), None
 
 
 def _values(inputs: Sequence[pb.Input]) -> tuple[list[Input], list[Outcome | None]]:

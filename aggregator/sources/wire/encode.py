@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Options, Request
-from aggregator.request.vector import CompletedBatch, EncodedRows, Vector, vector_bytes
+from aggregator.request.vector import CompletedBatch, EncodedRows, Vector
 from protos.embedding.v1 import embedding_pb2 as pb
-from protos.ranking.v1.ranking_pb2 import RankResponse, ScoreResponse
 
 MAX_ECHOED = 1024
 """Characters of an id, or of a model's name, in the reply to a refused request."""
@@ -38,8 +38,8 @@ def summary(request: Request, reply_id: str) -> pb.EmbedResponse:
     return answer
 
 
-def fill_summary(answer: pb.EmbedResponse | RankResponse | ScoreResponse, request: Request, reply_id: str) -> None:
-    """Everything of a response but its results."""
+def fill_summary(answer: Any, request: Request, reply_id: str) -> None:
+    """Everything of a response but its results: the messages of all tasks have the same fields for it."""
     answer.request_id, answer.model, answer.reply_id = request.request_id, request.model, reply_id
     status = answer.status
     slowest: Vector | None = None
@@ -66,9 +66,7 @@ def fill_status(status: pb.Status, failure: Failure) -> None:
         status.retry_delay.FromNanoseconds(int(failure.retry_after_s * 1e9))
 
 
-def _describe_batch(
-    answer: pb.EmbedResponse | RankResponse | ScoreResponse, batch: CompletedBatch, queued_s: float
-) -> None:
+def _describe_batch(answer: Any, batch: CompletedBatch, queued_s: float) -> None:
     answer.model = batch.model
     answer.model_revision = batch.model_revision
     answer.batch_id = batch.batch_id
@@ -76,20 +74,6 @@ def _describe_batch(
     answer.timings.queued.FromNanoseconds(int(queued_s * 1e9))
     answer.timings.batched.FromNanoseconds(int(batch.batched_s * 1e9))
     answer.timings.inference.FromNanoseconds(int(batch.inference_s * 1e9))
-
-
-_LARGE_BYTES = 1024 * 1024  # of vectors, which take a millisecond to encode
-_MANY_SCORES = 256
-"""Results of 4 us each: a message of its own with a status, and perhaps a document."""
-
-
-def is_large(request: Request) -> bool:
-    """Whether its response takes a millisecond or more to encode, so that a thread should do it."""
-    count = request.vector_count
-    options = request.options
-    if request.scoring is not None:
-        return count > _MANY_SCORES
-    return count > 1 and count * vector_bytes(options.dimensions, options.encoding) >= _LARGE_BYTES
 
 
 _INPUT_BYTES = 700
@@ -100,12 +84,6 @@ _RESULT_BYTES = 40
 """Of a result besides its vector and its document: the tokens, the status, the lengths of fields."""
 _NAMES_BYTES = 100
 """Of a result's names in JSON."""
-_TOKEN_BYTES = 16
-"""The bytes of a generated token: its id, its text, and its delta."""
-_LOGPROB_BYTES = 80
-"""Of a token's alternative: its text, its bytes, the logarithm."""
-_USUAL_TOKENS = 1024
-"""The tokens of a text whose request sets no limit."""
 
 
 def made_bytes(request: Request) -> int:
@@ -115,14 +93,7 @@ def made_bytes(request: Request) -> int:
 
 def answer_bytes(request: Request, dimensions: int, *, as_json: bool = False) -> int:
     """The size of its response as it will be written, in protobuf or JSON; `dimensions`: of the model's vectors."""
-    options, rows = request.options, request.vector_count
-    size = vector_bytes(options.dimensions or dimensions, options.encoding)
-    if request.generation is not None:
-        generation = request.generation
-        per_token = _TOKEN_BYTES + _LOGPROB_BYTES * generation.sampling.logprobs
-        size = per_token * (generation.left_tokens or _USUAL_TOKENS)
-    elif request.scoring is not None:
-        size = size if not request.scoring.return_documents else size + request.characters // rows
+    rows, size = request.vector_count, request.kind.result_bytes(request, dimensions)
     if as_json:  # of which vectors are in base64
         size = size * 4 // 3 + _NAMES_BYTES
     return _ANSWER_BYTES + rows * (_RESULT_BYTES + size)

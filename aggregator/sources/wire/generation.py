@@ -9,11 +9,12 @@ from math import inf
 
 from aggregator.errors import InvalidRequest
 from aggregator.request.generation import Generation
-from aggregator.request.request import Defaults, Options, Request
+from aggregator.request.kind import Parts
+from aggregator.request.request import Options, Request
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS, SMALL_BYTES
 from aggregator.sources.wire.encode import fill_status
 from aggregator.sources.wire.fields import BYTES, MAX_INT32, count_token_ids, fields
-from aggregator.sources.wire.message import decode_checked, fill_json, json_object, new_request
+from aggregator.sources.wire.message import decode_checked, fill_json, json_object
 from protos.generation.v1 import generation_pb2 as pb
 
 _MAX_MESSAGES = 1024  # a chat's turns
@@ -84,39 +85,21 @@ def decode_generate_json(data: bytes) -> pb.GenerateRequest:
     return fill_json(pb.GenerateRequest(), document)
 
 
-def parse(
-    message: pb.GenerateRequest,
-    defaults: Defaults,
-    origin: object,
-    *,
-    received_s: float,
-    wall_s: float,
-    deadline_s: float = inf,
-) -> Request:
-    """Turn a public message into a Request; times as for embeddings. Raises InvalidRequest."""
+def parts(message: pb.GenerateRequest, received_s: float) -> Parts:
+    """The prompt of a message, and its generation. Raises InvalidRequest."""
     _check_sampling(message.sampling)
     first_token_by_s = inf
     if message.HasField("first_token_timeout"):
         timeout = message.first_token_timeout
         first_token_by_s = received_s + timeout.seconds + timeout.nanos * 1e-9
-    return new_request(
-        message,
-        defaults,
-        origin,
-        inputs=[_input(message)],
-        outcomes=[None],
-        options=_NO_OPTIONS,
-        received_s=received_s,
-        wall_s=wall_s,
-        deadline_s=deadline_s,
-        generation=Generation(
-            message.sampling,
-            tuple(message.messages.messages),
-            include_token_ids=message.include_token_ids,
-            final_only=message.final_only,
-            first_token_by_s=first_token_by_s,
-        ),
+    generation = Generation(
+        message.sampling,
+        tuple(message.messages.messages),
+        include_token_ids=message.include_token_ids,
+        final_only=message.final_only,
+        first_token_by_s=first_token_by_s,
     )
+    return [_input(message)], [None], _NO_OPTIONS, generation
 
 
 def _input(message: pb.GenerateRequest) -> str | bytes:

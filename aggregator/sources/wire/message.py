@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import islice
-from typing import TypeVar, cast
+from math import inf
+from typing import Any, TypeVar, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.json_format import ParseDict
@@ -18,26 +18,12 @@ from google.protobuf.message_factory import GetMessageClass
 
 from aggregator.errors import InvalidRequest, Undecodable
 from aggregator.request.generation import Generation
-from aggregator.request.request import Defaults, Input, Options, Outcome, Request, Scoring, checked_tenant
+from aggregator.request.kind import Kind
+from aggregator.request.request import Defaults, Request, checked_tenant
 from aggregator.scheduler.work_item import Priority
 from protos.embedding.v1 import embedding_pb2 as pb
-from protos.generation.v1.generation_pb2 import GenerateRequest
-from protos.ranking.v1.ranking_pb2 import RankRequest, ScoreRequest
 
-M = TypeVar("M", pb.EmbedRequest, GenerateRequest, RankRequest, ScoreRequest)
-
-
-@dataclass(frozen=True, slots=True)
-class TextPairs:
-    """A ScoreRequest whose pairs lie beside it: many may have one first text, which a message would copy for each."""
-
-    fields: ScoreRequest
-    firsts: Sequence[str]
-    seconds: Sequence[str]
-
-
-Message = pb.EmbedRequest | GenerateRequest | RankRequest | ScoreRequest
-AnyMessage = Message | TextPairs
+M = TypeVar("M", bound=ProtobufMessage)
 _MARKS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
 """The bytes that begin one or more Python objects: a string, an object, an array."""
 _MARKS_PER_INPUT = 5  # {"tokenIds": {"ids": []}}
@@ -115,29 +101,30 @@ def check_marks(value: bytes, max_inputs: int) -> None:
         )
 
 
-def new_request(
-    message: Message,
+def parse(
+    kind: Kind,
+    message: Any,
     defaults: Defaults,
     origin: object,
     *,
-    inputs: Sequence[Input],
-    outcomes: Sequence[Outcome | None],
-    options: Options,
     received_s: float,
     wall_s: float,
-    deadline_s: float,
-    generation: Generation | None = None,
-    scoring: Scoring | None = None,
+    deadline_s: float = inf,
+    traceparent: bytes | None = None,
 ) -> Request:
-    """The request of a message for any task: the fields that all have, its defaults and its deadline.
+    """Turn a public message into a Request: the parts that its kind reads, and the fields that all have.
 
-    Raises InvalidRequest.
+    `wall_s` is the wall clock (Unix seconds) at `received_s`; `deadline_s` is a deadline from outside the
+    message (gRPC's own). Raises InvalidRequest where the whole request is at fault; an input at fault only has
+    its own Failure.
     """
+    inputs, outcomes, options, details = kind.parts(message, defaults, received_s)
     if message.HasField("expire_time"):
         expire_s = message.expire_time.seconds + message.expire_time.nanos * 1e-9
         deadline_s = min(deadline_s, received_s + expire_s - wall_s)
     remaining = outcomes.count(None)
     return Request(
+        kind=kind,
         request_id=message.request_id or _random_id(),
         model=message.model or defaults.model,
         model_revision=message.model_revision,
@@ -152,8 +139,9 @@ def new_request(
         outcomes=outcomes,
         remaining=remaining,
         failed=remaining < len(outcomes),
-        generation=generation,
-        scoring=scoring,
+        traceparent=traceparent,
+        generation=details if isinstance(details, Generation) else None,
+        details=details,
     )
 
 

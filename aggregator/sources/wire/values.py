@@ -8,35 +8,19 @@ import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
 from aggregator.errors import Code, InvalidRequest, Undecodable
+from aggregator.request.kind import Kind
 from aggregator.request.request import Defaults, Failure, Request, Source
-from aggregator.scheduler.work_item import Priority, Task
+from aggregator.scheduler.work_item import Priority
 from aggregator.settings.brokers import IntakeSettings
-from aggregator.sources.wire import decode, generation, scores
-from aggregator.sources.wire.encode import MAX_ECHOED, fill_status, json_of, response, to_protobuf
-from aggregator.sources.wire.message import AnyMessage, Message
-from protos.embedding.v1 import embedding_pb2 as pb
-from protos.generation.v1.generation_pb2 import GenerateRequest, GenerateResponse
-from protos.ranking.v1.ranking_pb2 import RankRequest, RankResponse
+from aggregator.sources.wire.encode import MAX_ECHOED, fill_status, json_of
 
 _LOG = logging.getLogger(__name__)
-_REPLAY = pb.EmbedResponse(replay=True).SerializeToString()
-"""The end of a response that may have come before: protobuf merges messages that are concatenated."""
 _UNENCODABLE = Failure(Code.INTERNAL, "the reply could not be encoded")
-_from_protobuf = pb.EmbedRequest.FromString
-
-_NAMES = {Task.EMBED: "an EmbedRequest", Task.GENERATE: "a GenerateRequest", Task.SCORE: "a RankRequest"}
-RESPONSES: dict[Task, type[pb.EmbedResponse | GenerateResponse | RankResponse]] = {
-    Task.EMBED: pb.EmbedResponse,
-    Task.GENERATE: GenerateResponse,
-    Task.SCORE: RankResponse,
-}
-TASKS = {"embed": Task.EMBED, "generate": Task.GENERATE, "rank": Task.SCORE}
-"""The task of a topic's or stream's requests, by its name in the settings."""
 
 PROTOBUF: Final = b"application/x-protobuf"
 JSON: Final = b"application/json"
@@ -103,8 +87,8 @@ def bounded(value: bytes | None, max_bytes: int) -> bytes:
     return value
 
 
-def message_of(value: bytes | None, content_type: bytes, max_bytes: int, max_inputs: int, *, task: Task) -> Message:
-    """The request in a value, of a place with requests of one task. Raises Undecodable or InvalidRequest."""
+def message_of(value: bytes | None, content_type: bytes, max_bytes: int, max_inputs: int, *, kind: Kind) -> Any:
+    """The request in a value, of a place with requests of one kind. Raises Undecodable or InvalidRequest."""
     value = bounded(value, max_bytes)
     if content_type in {PROTOBUF, JSON} and value.startswith(b"\0"):  # neither format begins with it
         raise Undecodable(
@@ -112,98 +96,39 @@ def message_of(value: bytes | None, content_type: bytes, max_bytes: int, max_inp
         )
     try:
         if content_type is JSON:
-            return _of_json(value.removeprefix(BOM_UTF8), max_inputs, task)  # as over HTTP
-        return _of_protobuf(value, max_inputs, task) if content_type is PROTOBUF else _of_text(value.decode(), task)
+            return kind.decode_json(value.removeprefix(BOM_UTF8), max_inputs)  # as over HTTP
+        return kind.decode(value, max_inputs) if content_type is PROTOBUF else kind.decode_text(value.decode())
     except DecodeError:
         raise Undecodable(
-            f"the value is not {_NAMES[task]} in protobuf, as which a value without a content-type is read:"
+            f"the value is not {kind.message} in protobuf, as which a value without a content-type is read:"
             f" for JSON or text send content-type {JSON.decode()} or text/plain"
         ) from None
     except UnicodeDecodeError:
         raise Undecodable("the value is not UTF-8 text") from None
 
 
-def _of_protobuf(value: bytes, max_inputs: int, task: Task) -> Message:
-    match task:
-        case Task.EMBED:
-            decode.check(value, max_inputs)
-            return _from_protobuf(value)
-        case Task.GENERATE:
-            generation.check(value)
-            return GenerateRequest.FromString(value)
-        case Task.SCORE:
-            scores.check(value)
-            return RankRequest.FromString(value)
-
-
-def _of_json(value: bytes, max_inputs: int, task: Task) -> Message:
-    match task:
-        case Task.EMBED:
-            return decode.decode_embed_json(value, max_inputs)
-        case Task.GENERATE:
-            return generation.decode_generate_json(value)
-        case Task.SCORE:
-            return scores.decode_rank_json(value)
-
-
-def _of_text(text: str, task: Task) -> Message:
-    match task:
-        case Task.EMBED:
-            return pb.EmbedRequest(inputs=[pb.Input(text=text)])
-        case Task.GENERATE:
-            return GenerateRequest(prompt=text)
-        case Task.SCORE:
-            raise InvalidRequest("a text by itself is no query with documents: send a RankRequest in protobuf or JSON")
-
-
-def decode_request(
-    message: AnyMessage,
-    defaults: Defaults,
-    origin: object,
-    *,
-    received_s: float,
-    wall_s: float,
-    deadline_s: float,
-    traceparent: bytes | None,
-) -> Request:
-    """The request of a message, as its task's `parse` makes it. Raises InvalidRequest."""
-    if isinstance(message, pb.EmbedRequest):
-        request = decode.parse(message, defaults, origin, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
-    elif isinstance(message, GenerateRequest):
-        request = generation.parse(
-            message, defaults, origin, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s
-        )
-    else:
-        request = scores.parse(message, defaults, origin, received_s=received_s, wall_s=wall_s, deadline_s=deadline_s)
-    request.traceparent = traceparent
-    return request
-
-
 def encode(request: Request, reply_id: str, now_s: float, *, as_json: bool) -> bytes:
-    """The reply to a completed request; `now_s`: when its generation, if it is one, was complete."""
+    """The reply to a completed request, at `now_s` (monotonic)."""
+    kind = request.kind
     try:
-        if request.task is Task.EMBED:
-            if as_json:
-                return json_of(response(request, reply_id))
-            encoded = to_protobuf(request, reply_id)
-            return encoded + _REPLAY if request.replay else encoded
-        generates = request.task is Task.GENERATE
-        answer = generation.whole(request, reply_id, now_s) if generates else scores.response(request, reply_id)
-        return json_of(answer) if as_json else answer.SerializeToString()
+        if as_json:
+            return json_of(kind.answer(request, reply_id, now_s))
+        return kind.to_protobuf(request, reply_id, now_s)
     except Exception:  # noqa: BLE001 - an unexpected error in one reply must not stop the others
         _LOG.exception("a reply could not be encoded")
         return encode_failure(
-            request.request_id, _UNENCODABLE, reply_id, task=request.task, as_json=as_json, replay=request.replay
+            request.request_id, _UNENCODABLE, reply_id, kind=kind, as_json=as_json, replay=request.replay
         )
 
 
 def encode_failure(
-    request_id: str, failure: Failure, reply_id: str, *, task: Task, as_json: bool, replay: bool = False
+    request_id: str, failure: Failure, reply_id: str, *, kind: Kind, as_json: bool, replay: bool = False
 ) -> bytes:
     """The reply to a value that did not become a request, or whose own reply cannot be encoded."""
-    answer = RESPONSES[task](request_id=request_id[:MAX_ECHOED], reply_id=reply_id, replay=replay)
+    answer = kind.response(request_id=request_id[:MAX_ECHOED], reply_id=reply_id, replay=replay)
     fill_status(answer.status, failure)
-    return json_of(answer) if as_json else answer.SerializeToString()
+    encoded: bytes = json_of(answer) if as_json else answer.SerializeToString()
+    return encoded
 
 
 def internal_failure(request: Request) -> Failure | None:

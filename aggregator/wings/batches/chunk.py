@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from aggregator.errors import Code, TokenbatchError
 from aggregator.request.request import Defaults, Failure, Request, Source
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.http.answer import Answer, Read, token_count
+from aggregator.sources.http.answer import Answer, Form, token_count
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.kafka.offsets import InFlightRecord
-from aggregator.sources.wire.message import AnyMessage
-from aggregator.sources.wire.values import decode_request
+from aggregator.sources.wire.message import parse
 from aggregator.wings.batches.answers import End, Lines
 from aggregator.wings.batches.lines import body_of, decoded, lines_of
 from aggregator.wings.batches.objects import Batch, Pointer, part_path
@@ -54,11 +53,11 @@ def origin_of(request: Request) -> Origin:
 
 
 class LineReader:
-    """Makes requests of lines. `reads`: how the body of a line is read, by endpoint."""
+    """Makes requests of lines. `forms`: of the bodies of lines, by endpoint."""
 
-    def __init__(self, source: Source, reads: Mapping[str, Read], default_model: str) -> None:
+    def __init__(self, source: Source, forms: Mapping[str, Form], default_model: str) -> None:
         self._source = source
-        self._reads = reads
+        self._forms = forms
         self._default_model = default_model
 
     def chunk(self, pointer: Pointer, record: InFlightRecord, batch: Batch, data: bytes, why: End | None) -> Chunk:
@@ -75,19 +74,19 @@ class LineReader:
         deadline_s = now_s + batch.expires_s - wall_s
         model = str(batch.params.get("model") or self._default_model)
         defaults = Defaults(self._source, model, Priority.BACKGROUND, batch.tenant, trusts_tenant=batch.trusts_tenant)
-        read = self._reads[batch.endpoint]
+        kind, read = self._forms[batch.endpoint]
         for place in places:
             try:
                 body = body_of(decoded(chunk.raws[place]), batch.params)
                 message, answer = _as_json(read(body, defaults, chunk.lines.request_id(place)))
-                request = decode_request(
+                request = parse(
+                    kind,
                     message,
                     defaults,
                     Origin(chunk, place, answer),
                     received_s=now_s,
                     wall_s=wall_s,
                     deadline_s=deadline_s,
-                    traceparent=None,
                 )
                 request.priority = Priority.BACKGROUND  # whatever its body says
                 yield request
@@ -98,7 +97,7 @@ class LineReader:
                 chunk.lines.fail(place, _INTERNAL)
 
 
-def _as_json(found: tuple[AnyMessage, Answer]) -> tuple[AnyMessage, Answer]:
+def _as_json(found: tuple[Any, Answer]) -> tuple[Any, Answer]:
     """Raises FieldError for an answer that cannot be a part of a line."""
     if found[1].content_type != "application/json":
         raise FieldError("a line of a file is JSON: ask for float or base64", "encoding_format")

@@ -77,14 +77,14 @@ def open_source(settings: AggregatorSettings, batches: BatchesSettings, parts: E
     source = ConnectedBatches(
         desk,
         KafkaConsumer(kafka, on_fenced, served.load.metrics, intake=parts.intake),
-        http.service.reads,
+        http.service.forms,
         default_model=served.default_model,
         dimensions=served.models.dimensions,
         forget=parts.forget,
         known=served.models.__contains__,
     )
     source.kafka, source.producer = kafka, producer
-    http.service.mounted.append(BatchRoutes(http.service.calls, desk, http.service.reads))
+    http.service.mounted.append(BatchRoutes(http.service.calls, desk, http.service.forms))
     return source
 
 

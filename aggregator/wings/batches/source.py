@@ -20,7 +20,7 @@ from aggregator.errors import Code, TokenbatchError
 from aggregator.request.request import Receive, Request, Source
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.slow_lane import in_slow_lane
-from aggregator.sources.http.answer import Read
+from aggregator.sources.http.answer import Form
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.offsets import InFlightRecord
 from aggregator.wings.batches.answers import End
@@ -55,7 +55,7 @@ class BatchSource(Source):
         self,
         desk: Desk,
         consumer: KafkaConsumer,
-        reads: Mapping[str, Read],
+        forms: Mapping[str, Form],
         *,
         default_model: str,
         dimensions: Callable[[str], int],
@@ -63,10 +63,10 @@ class BatchSource(Source):
         known: Callable[[str], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`reads`: how the body of a line is read, by endpoint; `dimensions`: of a model, 0 if not known."""
+        """`forms`: of the bodies of lines, by endpoint; `dimensions`: of a model, 0 if not known."""
         self._desk = desk
         self._consumer = consumer
-        self._reader = LineReader(self, reads, default_model)
+        self._reader = LineReader(self, forms, default_model)
         self._default_model = default_model
         self._dimensions = dimensions
         self._forget = forget

@@ -14,12 +14,12 @@ from urllib.parse import quote
 from typing_extensions import override
 
 from aggregator.errors import Undecodable
-from aggregator.scheduler.work_item import Task
+from aggregator.request.kind import Kind
 from aggregator.sources.kafka.envelope import Envelope, EnvelopeFormat
 from aggregator.sources.kafka.offsets import Header
 from aggregator.sources.wire.encode import MAX_ECHOED
 from aggregator.sources.wire.message import check_marks, json_object
-from aggregator.sources.wire.values import JSON, RESPONSES
+from aggregator.sources.wire.values import JSON
 
 _ATTRIBUTES: Final = {"ce_id": "id", "ce_expirytime": "expirytime", "ce_correlationid": "correlationid"}
 """The headers of a binary event that are read, beside its version; and their names in a structured event."""
@@ -43,13 +43,13 @@ class AskingEvent(Envelope):
 
     @override
     def reply(
-        self, value: bytes, headers: Sequence[Header], *, reply_id: str, group_id: str, task: Task, request_id: str
+        self, value: bytes, headers: Sequence[Header], *, reply_id: str, group_id: str, kind: Kind, request_id: str
     ) -> tuple[bytes, Sequence[Header]]:
         attributes = {
             "specversion": _VERSION,
             "id": reply_id,
             "source": _source(group_id),
-            "type": RESPONSES[task].DESCRIPTOR.full_name,
+            "type": kind.response.DESCRIPTOR.full_name,
             "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         }
         optional = {

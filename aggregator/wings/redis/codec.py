@@ -11,9 +11,10 @@ from math import inf, isfinite
 from typing import cast
 
 from aggregator.errors import Code, InvalidRequest, NeverFits, NotPermitted, RequestError, Undecodable, shown
+from aggregator.request.kind import Kind
 from aggregator.request.request import Defaults, Failure, Request
-from aggregator.scheduler.work_item import Task
 from aggregator.sources.wire import values
+from aggregator.sources.wire.message import parse
 from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX, JSON, MAX_BYTES, PROTOBUF
 
 _LOG = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class StreamIntake:
     defaults: Defaults
     reply_to: str
     permits: Callable[[str], bool]
-    task: Task
+    kind: Kind
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -116,7 +117,7 @@ def refused_for_room(request: Request, needed_bytes: int, largest_bytes: int) ->
     answer = EntryAnswer(origin, refused=error.code)
     failure, identity = Failure.of(error), origin.reply_id(request.request_id)
     answer.reply = values.encode_failure(
-        request.request_id, failure, identity, task=request.task, as_json=origin.as_json
+        request.request_id, failure, identity, kind=request.kind, as_json=origin.as_json
     )
     return answer
 
@@ -135,10 +136,11 @@ def decode_entry(entry: Entry, *, received_s: float, wall_s: float) -> Request |
         origin = replace(origin, as_json=content_type is not PROTOBUF)
         deadline_s = _expire_s(entry) + received_s - wall_s
         limits = MAX_BYTES, intake.defaults.max_inputs
-        message = values.message_of(entry.fields.get(b"value"), content_type, *limits, task=intake.task)
+        message = values.message_of(entry.fields.get(b"value"), content_type, *limits, kind=intake.kind)
         message.request_id = request_id = message.request_id or request_id
         readable = True
-        return values.decode_request(
+        return parse(
+            intake.kind,
             message,
             intake.defaults,
             origin,
@@ -158,7 +160,7 @@ def decode_entry(entry: Entry, *, received_s: float, wall_s: float) -> Request |
         answer.letter = refused.code, str(refused)
     if origin.reply_to:
         failure, identity = Failure.of(refused), origin.reply_id(request_id)
-        answer.reply = values.encode_failure(request_id, failure, identity, task=intake.task, as_json=origin.as_json)
+        answer.reply = values.encode_failure(request_id, failure, identity, kind=intake.kind, as_json=origin.as_json)
     return answer
 
 

@@ -16,10 +16,11 @@ from typing_extensions import override
 
 from aggregator.errors import Code
 from aggregator.observability.metrics import Unwritten
+from aggregator.request.kind import kind_named
 from aggregator.request.request import Backlog, Failure, Receive, Request, Source
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.brokers import BrokerParts
-from aggregator.sources.wire.values import TASKS, defaults_of, permitted
+from aggregator.sources.wire.values import defaults_of, permitted
 from aggregator.wings.redis.codec import (
     LIST,
     REDIS,
@@ -64,13 +65,13 @@ class RedisSource(Source):
 
         def open_stream(stream: StreamSettings) -> RequestStream:
             defaults = defaults_of(stream, self, parts.default_model, trusts_tenant=parts.trusts_tenant)
-            reply_to, task = settings.replies_of(stream), TASKS[stream.task]
-            place = StreamIntake(stream.name, settings.group_id, consumer, defaults, reply_to, permits, task)
+            reply_to, kind = settings.replies_of(stream), kind_named(stream.task, parts.kinds)
+            place = StreamIntake(stream.name, settings.group_id, consumer, defaults, reply_to, permits, kind)
             return RequestStream(
                 self.server,
                 place,
                 settings.client.takeover_idle_s,
-                room=lambda: 0 if self._retrying else parts.room(defaults.model, task),
+                room=lambda: 0 if self._retrying else parts.room(defaults.model, kind.task),
                 intake_bytes=parts.intake,
                 dimensions=parts.dimensions,
                 known=parts.known,
@@ -198,7 +199,7 @@ class RedisSource(Source):
         """Pause the streams whose own model has no server, or that ask for a model that is full for their class."""
         for stream in self._streams.values():
             defaults, asked = stream.intake.defaults, stream.asked | {stream.intake.defaults.model}
-            stream.paused = away(defaults.model, stream.intake.task) or any(
+            stream.paused = away(defaults.model, stream.intake.kind.task) or any(
                 full(each, defaults.priority) for each in asked
             )
             stream.change()

@@ -12,8 +12,9 @@ from typing_extensions import override
 
 from aggregator.request.request import Defaults, Receive, Request, Source
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.wire.decode import parse
+from aggregator.sources.embedding import EMBEDDING
 from aggregator.sources.wire.encode import to_protobuf
+from aggregator.sources.wire.message import parse
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _LOOK_EVERY_S = 0.05
@@ -46,7 +47,7 @@ class FolderSource(Source):
 
     def _request(self, path: Path) -> Request:
         message = pb.EmbedRequest(request_id=path.stem, inputs=[pb.Input(text=path.read_text())])
-        return parse(message, self._defaults, path, received_s=time.monotonic(), wall_s=time.time())
+        return parse(EMBEDDING, message, self._defaults, path, received_s=time.monotonic(), wall_s=time.time())
 
     @override
     async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:

@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from aggregator.errors import TokenbatchError
-from aggregator.model_server import PairTemplate
 from aggregator.request.request import Defaults, Failure
 from aggregator.scheduler.work_item import Priority
+from aggregator.sources.generating import GENERATION
 from aggregator.sources.http.errors import error_of
 from aggregator.sources.http.generation import GenerationReader
 from aggregator.sources.http.service import HttpGenerationCall, ReadGeneration
-from aggregator.sources.wire.generation import parse
-from modelserver.engines.synthetic import scores
+from aggregator.sources.wire.message import parse
+from tests.integration.aggregator.wings.ranking import http_fields as ranking
 from tests.integration.frontdoor.test_http import http_door
+from tests.support.fake_engine import FakeEngine
 from tests.support.fake_source import GRPC
 from tests.support.http_bodies import AnyRevision, room
-from tests.support.listening import DESCRIPTION, slow_engine
+from tests.support.http_field import TEXTS, Field, Form
+from tests.support.listening import slow_engine
 
 PAGE = Path(__file__).parents[3] / "docs" / "http_fields.md"
 _HEAD = """# Fields over HTTP
@@ -33,16 +34,6 @@ that the page is up to date. *Taken*: it means what it means there. *Ignored*: t
 """
 _REMEDY = re.compile(r"expected|send|leave it out|says it|did you mean|use |set |put it|takes it|pass|cuts|gives|needs")
 """Words that say what to do instead; each refusal has some of them."""
-_TEXTS = ["who wrote hamlet", "rain in spain"]
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A field with a value as its API's clients send it, and what is to be known of it here."""
-
-    name: str
-    value: Any
-    note: str = ""
 
 
 OPENAI = [
@@ -146,64 +137,16 @@ COHERE_1 = [
     Field("embedding_types", ["float", "int8"], "absent: a list of floats"),
     Field("truncate", "NONE"),
 ]
-RERANK = [
-    Field("documents", ["a text", "another"]),
-    Field("documents", [{"text": "a text"}]),
-    Field("documents", [{"image": "data:image/png;base64,AA=="}]),
-    Field("model", "minilm"),
-    Field("top_n", 1),
-    Field(
-        "return_documents", True, "absent: true, but false on `/v2/rerank` and in `data`, which Voyage's clients read"
-    ),
-    Field("max_tokens_per_doc", 5, "absent: as many as fit; refused by models with a template of text"),
-    Field("truncate_prompt_tokens", 20, "of query and document together; absent: as many as the model takes"),
-    Field("priority", 1),
-    Field("request_id", "mine"),
-    Field("cache_salt", "salt", "equal pairs share one computation, no cache"),
-    Field("use_activation", False),
-    Field("max_tokens_per_query", 5),
-    Field("max_chunks_per_doc", 1),
-    Field("rank_fields", ["text"]),
-    Field("instruction", "be strict"),
+FORMS: list[Form] = [
+    ("OpenAI", "/v1/embeddings", {"input": TEXTS}, OPENAI),
+    ("vLLM", "/v1/embeddings", {"input": TEXTS}, VLLM),
+    ("Voyage", "/v1/embeddings", {"input": TEXTS}, VOYAGE),
+    ("Jina", "/v1/embeddings", {"input": TEXTS}, JINA),
+    ("This server", "/v1/embeddings", {"input": TEXTS}, OWN),
+    ("Voyage", "/v1/contextualizedembeddings", {"inputs": [TEXTS]}, DOCUMENTS),
+    ("Cohere", "/v2/embed", {"texts": TEXTS}, COHERE),
+    ("Cohere, version 1", "/v1/embed", {"texts": TEXTS}, COHERE_1),
 ]
-VOYAGE_RERANK = [
-    Field("top_k", 1),
-    Field("top_k", -1),
-    Field("truncation", True),
-    Field("truncation", False, "a pair that is too long is refused"),
-    Field("return_documents", True),
-]
-SCORE = [
-    Field("text_1", ["a text", "another"], "as many in `text_2`"),
-    Field("text_2", ["a text", "another"]),
-    Field("truncate_prompt_tokens", 20),
-]
-SCORE_QUERIES = [
-    Field("queries", "a text"),
-    Field("documents", ["a text", "another"]),
-]
-CLASSIFY = [Field("input", ["a text", "another"]), Field("truncate_prompt_tokens", 20)]
-RANKS = replace(DESCRIPTION, dimensions=1, matryoshka_dimensions=frozenset(), pair_template=PairTemplate())
-FORMS: list[tuple[str, str, dict[str, Any], list[Field]]] = [
-    ("OpenAI", "/v1/embeddings", {"input": _TEXTS}, OPENAI),
-    ("vLLM", "/v1/embeddings", {"input": _TEXTS}, VLLM),
-    ("Voyage", "/v1/embeddings", {"input": _TEXTS}, VOYAGE),
-    ("Jina", "/v1/embeddings", {"input": _TEXTS}, JINA),
-    ("This server", "/v1/embeddings", {"input": _TEXTS}, OWN),
-    ("Voyage", "/v1/contextualizedembeddings", {"inputs": [_TEXTS]}, DOCUMENTS),
-    ("Cohere", "/v2/embed", {"texts": _TEXTS}, COHERE),
-    ("Cohere, version 1", "/v1/embed", {"texts": _TEXTS}, COHERE_1),
-]
-_PAIRS = {"query": "a question", "documents": _TEXTS}
-SCORE_FORMS: list[tuple[str, str, dict[str, Any], list[Field]]] = [
-    ("Jina, Cohere and vLLM", "/v1/rerank", _PAIRS, RERANK),
-    ("Voyage", "/v1/rerank", _PAIRS, VOYAGE_RERANK),
-    ("vLLM", "/score", {"text_1": _TEXTS, "text_2": _TEXTS}, SCORE),
-    ("vLLM", "/score", {"queries": "a question", "documents": _TEXTS}, SCORE_QUERIES),
-    ("vLLM", "/classify", {"input": _TEXTS}, CLASSIFY),
-]
-
-
 _SAMPLING = [
     Field("max_tokens", 5),
     Field("temperature", 0.5),
@@ -268,6 +211,12 @@ GENERATION_FORMS: list[tuple[str, str, ReadGeneration, dict[str, Any], list[Fiel
 ]
 
 
+DOORS: list[tuple[Callable[[], FakeEngine], Sequence[Form]]] = [
+    (slow_engine, FORMS),
+    ranking.DOOR,
+]
+
+
 async def tried(session: Any, path: str, body: dict[str, Any], field: Field) -> tuple[str, str]:
     """What becomes of a field, and what is to be known of that."""
     body = {**body, field.name: field.value}
@@ -286,7 +235,7 @@ def read(reads: ReadGeneration, body: dict[str, Any], field: Field) -> tuple[str
     """The same of a generation, without a server."""
     try:
         message, asked = reads(json.dumps({**body, field.name: field.value}).encode(), _DEFAULTS, "r")
-        parse(message, _DEFAULTS, HttpGenerationCall(room(), asked), received_s=0.0, wall_s=0.0)
+        parse(GENERATION, message, _DEFAULTS, HttpGenerationCall(room(), asked), received_s=0.0, wall_s=0.0)
     except TokenbatchError as error:
         return "refused", refusal(error_of(Failure.of(error)), field)
     return "taken", field.note
@@ -302,8 +251,8 @@ def refusal(error: dict[str, Any], field: Field) -> str:
 
 async def page() -> str:
     lines = [_HEAD]
-    for engine, forms in ((slow_engine(), FORMS), (slow_engine(RANKS, compute=scores), SCORE_FORMS)):
-        async with http_door(engine) as (_, session):
+    for open_engine, forms in DOORS:
+        async with http_door(open_engine()) as (_, session):
             for name, path, body, fields in forms:
                 found = [await tried(session, path, body, field) for field in fields]
                 lines += section(name, path, fields, found)

@@ -16,7 +16,7 @@ from aggregator.sources.wire import encode as serialized
 from modelserver.engines.synthetic import scores, vectors
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.ranking.v1 import ranking_pb2, ranking_pb2_grpc
-from tests.integration.frontdoor.http_fields import RANKS
+from tests.integration.aggregator.wings.ranking.http_fields import RANKS
 from tests.integration.frontdoor.test_http import OpenDoor
 from tests.support.listening import (
     DESCRIPTION,
@@ -202,8 +202,8 @@ async def test_large_answers_are_made_beside_the_event_loop(monkeypatch: pytest.
         beside[request.request_id] = threading.current_thread() is not here
         return make(request, reply_id)
 
-    monkeypatch.setattr(serialized, "_LARGE_BYTES", 10_000)
-    for module in ("wire.values", "grpc.stream"):
+    monkeypatch.setattr("aggregator.request.kind._LARGE_BYTES", 10_000)
+    for module in ("wire.encode", "grpc.stream"):
         monkeypatch.setattr(f"aggregator.sources.{module}.to_protobuf", noted)
     texts = [f"text {number}" for number in range(100)]
     async with listening() as door:

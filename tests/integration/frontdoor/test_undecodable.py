@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from aggregator.request.kind import Kind
 from aggregator.request.request import Request
 from aggregator.sources.calls.calls import Calls
 from k8s.pod import logs
@@ -130,10 +131,10 @@ async def test_an_unforeseen_fault_is_told_and_logged_without_its_words(
 ) -> None:
     take = Calls.take
 
-    def broken(calls: Calls, data: bytes, *about: Any) -> Request:
+    def broken(calls: Calls, kind: Kind, data: bytes, *about: Any) -> Request:
         if b"strange" in data:
             raise ZeroDivisionError("strange text")
-        return take(calls, data, *about)
+        return take(calls, kind, data, *about)
 
     monkeypatch.setattr(Calls, "take", broken)
     async with listening() as door:

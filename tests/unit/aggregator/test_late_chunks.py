@@ -13,8 +13,9 @@ from aggregator.errors import Code, InvalidRequest
 from aggregator.request.request import Defaults
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.calls import Call, call_of
-from aggregator.sources.wire.decode import parse
+from aggregator.sources.embedding import EMBEDDING
 from aggregator.sources.wire.encode import to_protobuf
+from aggregator.sources.wire.message import parse
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_engine import FakeEngine
 from tests.support.faked_pipeline import DESCRIPTION, MODEL, FakedPipeline
@@ -36,7 +37,7 @@ async def answered(faked: FakedPipeline, *inputs: pb.Input, max_inputs: int = 8,
     now_s = asyncio.get_running_loop().time()
     defaults = Defaults(faked.grpc, MODEL, Priority.INTERACTIVE, max_inputs=max_inputs)
     message = pb.EmbedRequest(inputs=inputs, **fields)
-    request = parse(message, defaults, Call(load), received_s=now_s, wall_s=0.0)
+    request = parse(EMBEDDING, message, defaults, Call(load), received_s=now_s, wall_s=0.0)
     faked.grpc.batcher.add(request)
     await call_of(request).wait()
     return pb.EmbedResponse.FromString(to_protobuf(request, ""))

@@ -20,7 +20,9 @@ from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget.controller import SlaGoal, SloTracker, StepLimits
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.wire.decode import decode_embed, parse
+from aggregator.sources.embedding import EMBEDDING
+from aggregator.sources.wire.decode import decode_embed
+from aggregator.sources.wire.message import parse
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import GRPC
 from tests.support.queries import query
@@ -39,7 +41,9 @@ def message(*inputs: str | list[int], **fields: Any) -> pb.EmbedRequest:
 
 
 def parsed(*inputs: str | list[int], defaults: Defaults = DEFAULTS, deadline_s: float = inf, **fields: Any) -> Request:
-    return parse(message(*inputs, **fields), defaults, ORIGIN, received_s=50.0, wall_s=1000.0, deadline_s=deadline_s)
+    return parse(
+        EMBEDDING, message(*inputs, **fields), defaults, ORIGIN, received_s=50.0, wall_s=1000.0, deadline_s=deadline_s
+    )
 
 
 def vector(done_s: float = 0.0, carried_s: float = 0.0) -> Vector:
@@ -130,7 +134,7 @@ def test_an_empty_request_and_one_of_too_many_inputs_are_refused() -> None:
 @pytest.mark.parametrize(("name", "value"), [("encoding", 77), ("truncate", 78), ("input_type", 79), ("priority", 80)])
 def test_a_choice_that_there_is_not_is_refused_by_its_name(name: str, value: int) -> None:
     with pytest.raises(InvalidRequest, match=f"^{name} {value} is not known: use one of "):
-        parse(message("a", **{name: value}), DEFAULTS, ORIGIN, received_s=0.0, wall_s=0.0)
+        parse(EMBEDDING, message("a", **{name: value}), DEFAULTS, ORIGIN, received_s=0.0, wall_s=0.0)
 
 
 def test_a_tenant_s_name_is_bounded_where_it_counts() -> None:
@@ -244,3 +248,11 @@ def test_neither_a_failure_nor_what_was_never_held_counts_as_an_answer() -> None
     never.complete_input(0, vector())
     account(never, 92.0)
     assert slo.p99_s == 0.0
+
+
+@pytest.mark.parametrize(
+    "given", [pb.Input(text="a" * 10**6), pb.Input(chunks=pb.Chunks(texts=["a" * 10**6, "b"]))], ids=["text", "chunks"]
+)
+def test_every_text_of_a_request_counts_wherever_it_is(given: pb.Input) -> None:
+    request = parse(EMBEDDING, pb.EmbedRequest(inputs=[given]), DEFAULTS, ORIGIN, received_s=0.0, wall_s=0.0)
+    assert 10**6 <= request.text_bytes < 10**6 + 1000

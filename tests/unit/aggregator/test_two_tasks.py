@@ -16,7 +16,8 @@ from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.calls.calls import call_of
-from aggregator.sources.wire.generation import parse
+from aggregator.sources.generating import GENERATION
+from aggregator.sources.wire.message import parse
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_source import GRPC, text_of
@@ -93,7 +94,7 @@ def asked(faked: FakedPipeline, prompt: str = "1 2", max_tokens: int = 5, source
     origin = faked.request("x").origin if called else faked.committed_offset.deliver(record_at(10_000))
     message = pb.GenerateRequest(prompt=prompt, sampling=pb.Sampling(max_tokens=max_tokens))
     now_s = asyncio.get_running_loop().time()
-    return parse(message, defaults, origin, received_s=now_s, wall_s=0.0, deadline_s=inf)
+    return parse(GENERATION, message, defaults, origin, received_s=now_s, wall_s=0.0, deadline_s=inf)
 
 
 async def generated(faked: FakedPipeline, prompt: str = "1 2", max_tokens: int = 5) -> Request:

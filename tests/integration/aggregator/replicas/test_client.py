@@ -14,6 +14,7 @@ import pytest
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerBusy, ModelServerLost, ModelServerTimedOut
 from aggregator.model_server import StepResult
 from aggregator.observability.costs import Costs
+from aggregator.registry import KINDS
 from aggregator.replicas.answers import BadDescription, checked_description
 from aggregator.replicas.client import GrpcModelServer, ModelServerClient
 from aggregator.replicas.generate_call import GenerateCall, StreamStreamCall
@@ -36,7 +37,7 @@ async def server() -> AsyncIterator[FakeModelServer]:
 
 @pytest.fixture
 async def client(server: FakeModelServer) -> AsyncIterator[ModelServerClient]:
-    client = ModelServerClient(server.address)
+    client = ModelServerClient(server.address, KINDS)
     yield client
     await client.close()
 
@@ -133,7 +134,7 @@ def test_a_description_that_lacks_what_matters_is_refused(field: str) -> None:
     said = describe_response()
     said.ClearField(field)
     with pytest.raises(BadDescription, match=field):
-        checked_description("a:1", said)
+        checked_description("a:1", said, KINDS)
 
 
 def never() -> StreamStreamCall:

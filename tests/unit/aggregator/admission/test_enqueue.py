@@ -25,6 +25,7 @@ from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.replica import ReplicaPolicy, StepReport
 from aggregator.scheduler.work_item import Priority
+from aggregator.sources.generating import GENERATION
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import Message, Sampling
 from tests.support.fake_source import GRPC, KAFKA, FakeSource, any_request, text_of
@@ -228,7 +229,10 @@ def test_a_text_counts_with_what_its_new_tokens_are_likely_to_take() -> None:
 def prompted(*inputs: str, messages: Sequence[Message] = (), tenant: str = "") -> Request:
     """A call for a text of up to 10 new tokens."""
     asked = request(*inputs, tenant=tenant)
-    asked.generation = Generation(Sampling(max_tokens=10), messages, first_token_by_s=NOW_S + 1.0)
+    asked.kind, asked.generation = (
+        GENERATION,
+        Generation(Sampling(max_tokens=10), messages, first_token_by_s=NOW_S + 1.0),
+    )
     return asked
 
 
@@ -303,7 +307,7 @@ def test_a_text_likely_to_be_late_is_refused_and_through_kafka_waits() -> None:
 
     def text(in_s: float, source: FakeSource = GRPC) -> Request:
         asked = request(f"1 2 {next(numbers)}", source=source)
-        asked.generation = Generation(Sampling(), first_token_by_s=NOW_S + in_s)
+        asked.kind, asked.generation = GENERATION, Generation(Sampling(), first_token_by_s=NOW_S + in_s)
         return asked
 
     assert intake.put(text(inf), text(2.5 * each_s), late := text(2.5 * each_s), text(3.5 * each_s)) == [late]

@@ -10,7 +10,8 @@ from aggregator.admission.pending import Pending
 from aggregator.request.request import Defaults, Request
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.work_item import Priority, Task
-from aggregator.sources.wire.decode import parse
+from aggregator.sources.embedding import EMBEDDING
+from aggregator.sources.wire.message import parse
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import KAFKA, FakeSource
 
@@ -19,7 +20,7 @@ def request(text: str, deadline_s: float = inf, source: FakeSource = KAFKA) -> R
     """A request of one text."""
     message = pb.EmbedRequest(request_id=text, inputs=[pb.Input(text=text)])
     defaults = Defaults(source, "m", Priority.DEFAULT)
-    return parse(message, defaults, object(), received_s=0.0, wall_s=0.0, deadline_s=deadline_s)
+    return parse(EMBEDDING, message, defaults, object(), received_s=0.0, wall_s=0.0, deadline_s=deadline_s)
 
 
 def test_deadlines_are_kept_earliest_first_and_the_rest_keeps_its_order() -> None:

@@ -12,9 +12,10 @@ import pytest
 from aggregator.admission.models import CALLS_WAIT_S, OTHER_TASK_S, REPLAYS_WAIT_S, Canary, Model, ServedTask
 from aggregator.admission.routing import Routed, route_all
 from aggregator.errors import Code
-from aggregator.request.request import Request, Scoring
+from aggregator.request.request import Request
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.work_item import Task
+from aggregator.sources.embedding import Embedding
 from tests.support.fake_source import KAFKA
 from tests.support.fake_tokenizer import FakeTokenizer
 from tests.support.faked_pipeline import DESCRIPTION, FakedPipeline, new_engine
@@ -83,11 +84,17 @@ def test_who_gave_up_is_neither_routed_nor_told() -> None:
     routing(check)
 
 
+class Scores(Embedding):
+    """Another task."""
+
+    task = Task.SCORE
+
+
 def test_a_task_that_a_model_does_not_do_is_refused_with_one_that_does() -> None:
     def check(faked: FakedPipeline) -> None:
         models = faked.pipeline.models
         first, second = faked.request("1"), faked.request("2")
-        first.scoring = second.scoring = Scoring(["a"])
+        first.kind = second.kind = Scores()
         now_s = OTHER_TASK_S + 1.0
         for served in models.find("alias").model.tasks.values():
             served.served_since_s = 0.0 if served.task is Task.EMBED else served.served_since_s

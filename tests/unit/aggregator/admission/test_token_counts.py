@@ -10,8 +10,8 @@ import pytest
 
 from aggregator.admission.enqueue import apart, count_long, count_together, is_long
 from aggregator.admission.model_revision import ModelRevision
-from aggregator.admission.sequences import Counted
 from aggregator.errors import Code
+from aggregator.request.kind import Counted
 from aggregator.request.request import Failure, Options, Request
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from protos.embedding.v1 import embedding_pb2 as pb

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from aggregator.errors import Code, ModelServerLost
-from aggregator.model_server import GenerationCosts, PairTemplate, ServerDescription, differences
+from aggregator.model_server import GenerationCosts, ServerDescription, differences
+from aggregator.registry import KINDS
 from aggregator.replicas.answers import BadDescription, checked_description, checked_result
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.work_item import Task
@@ -38,9 +39,13 @@ def answer(**changes: Any) -> pb.EmbedBatchResponse:
     return said
 
 
+def checked(said: pb.DescribeResponse) -> ServerDescription:
+    return checked_description("a:1", said, KINDS)
+
+
 def test_a_description_is_taken_over_as_it_is() -> None:
     said = describe_response(matryoshka_dimensions=[8, 1, 4], query_prompt="q: ", document_prompt="d: ")
-    found = checked_description("a:1", said)
+    found = checked(said)
     assert found == description(
         address="a:1",
         matryoshka_dimensions=frozenset({1, 4, 8}),
@@ -53,8 +58,8 @@ def test_a_description_is_taken_over_as_it_is() -> None:
 
 
 def test_no_input_is_longer_than_a_step() -> None:
-    assert checked_description("a:1", describe_response(step_token_capacity=100)).max_input_tokens == 100
-    assert checked_description("a:1", describe_response(step_token_capacity=1, vocabulary_size=1)).max_input_tokens == 1
+    assert checked(describe_response(step_token_capacity=100)).max_input_tokens == 100
+    assert checked(describe_response(step_token_capacity=1, vocabulary_size=1)).max_input_tokens == 1
 
 
 @pytest.mark.parametrize(
@@ -63,25 +68,25 @@ def test_no_input_is_longer_than_a_step() -> None:
 def test_one_of_anything_is_little_but_possible_and_nothing_is_not(field: str) -> None:
     said = describe_response()
     setattr(said, field, 1)
-    assert getattr(checked_description("a:1", said), field) == 1
+    assert getattr(checked(said), field) == 1
     setattr(said, field, 0)
     with pytest.raises(BadDescription, match=field):
-        checked_description("a:1", said)
+        checked(said)
 
 
 @pytest.mark.parametrize("dimensions", [[0], [9], [4, 9]])
 def test_dimensions_that_the_model_has_not_are_refused(dimensions: list[int]) -> None:
     with pytest.raises(BadDescription, match="matryoshka_dimensions"):
-        checked_description("a:1", describe_response(matryoshka_dimensions=dimensions))
+        checked(describe_response(matryoshka_dimensions=dimensions))
 
 
 @pytest.mark.parametrize("dimensions", [1, 384, 1000, 4096])
 def test_a_step_holds_as_many_queries_as_one_message_can_answer(dimensions: int) -> None:
-    found = checked_description("a:1", describe_response(dimensions=dimensions, step_query_capacity=2**30))
+    found = checked(describe_response(dimensions=dimensions, step_query_capacity=2**30))
     assert isinstance(found.step_query_capacity, int)
     room = 64 * 2**20 - found.step_query_capacity * dimensions * 4
     assert 64 * 2**10 <= room < 64 * 2**10 + dimensions * 4
-    assert checked_description("a:1", describe_response(step_query_capacity=7)).step_query_capacity == 7
+    assert checked(describe_response(step_query_capacity=7)).step_query_capacity == 7
 
 
 @pytest.mark.parametrize(
@@ -108,11 +113,11 @@ def test_a_curve_may_lack_all_but_one_time_and_is_none_if_no_step_follows(
     profile = said.profile
     times = (profile.floor_s, profile.fixed_s, profile.per_token_s)
     curve = Curve(*times, profile.saturation_point, Rule(profile.rule), profile.max_tokens) if known else None
-    assert checked_description("a:1", said).curve == curve
+    assert checked(said).curve == curve
 
 
 def test_the_sizes_that_a_server_has_graphs_for_are_part_of_its_curve() -> None:
-    curve = checked_description("a:1", describe_response(capture_sizes=[64, 8, 16])).curve
+    curve = checked(describe_response(capture_sizes=[64, 8, 16])).curve
     assert curve is not None
     assert curve.capture_sizes == (8, 16, 64)
     assert curve.time_s(17) == curve.time_s(64)
@@ -157,7 +162,7 @@ def test_a_row_that_is_not_finite_is_an_error_of_its_query_alone(value: float) -
 def test_a_row_of_zeros_is_an_error_where_the_server_gives_none() -> None:
     said = answer(embeddings=np.array([0, 0, 2, 3], "<f4").tobytes())
     assert checked_result(BATCH, TWO, said).errors == ()
-    never = checked_description("a:1", describe_response(dimensions=2, never_zero=True))
+    never = checked(describe_response(dimensions=2, never_zero=True))
     assert [place for place, _, _ in checked_result(BATCH, never, said).errors] == [0]
     said.errors.add(index=0, code=Code.OUT_OF_RANGE, message="long")
     assert checked_result(BATCH, never, said).errors == ((0, Code.OUT_OF_RANGE, "long"),)
@@ -229,10 +234,10 @@ GENERATION = pb.GenerationProfile(
 
 def test_a_server_of_both_tasks_is_described_once_for_each() -> None:
     said = describe_response(tasks=["embed", "generate"], generation=GENERATION, matryoshka_dimensions=[4])
-    found = checked_description("a:1", said)
+    found = checked(said)
     assert found.generation is None
     assert [*found.by_task] == [Task.EMBED, Task.GENERATE]
-    alone = checked_description("a:1", describe_response(task="embed", matryoshka_dimensions=[4]))
+    alone = checked(describe_response(task="embed", matryoshka_dimensions=[4]))
     assert replace(found, beside=None) == alone
     assert found.by_task[Task.GENERATE].matryoshka_dimensions == frozenset()
     generates = found.by_task[Task.GENERATE]
@@ -245,7 +250,7 @@ def generates(**profile: float) -> ServerDescription:
     said = describe_response(task="generate", generation=GENERATION)
     for name, value in profile.items():
         setattr(said.generation, name, value)
-    return checked_description("a:1", said)
+    return checked(said)
 
 
 @pytest.mark.parametrize(
@@ -277,42 +282,16 @@ def test_a_generation_profile_that_no_step_could_follow_is_refused(profile: dict
 @pytest.mark.parametrize(("task", "tasks"), [("generate", []), ("embed", ["generate"])])
 def test_the_tasks_count_and_without_them_the_task(task: str, tasks: list[str]) -> None:
     said = describe_response(task=task, tasks=tasks, generation=GENERATION, dimensions=0)
-    assert [*checked_description("a:1", said).by_task] == [Task.GENERATE]
+    assert [*checked(said).by_task] == [Task.GENERATE]
 
 
 def test_a_server_that_does_nothing_known_is_refused() -> None:
-    with pytest.raises(BadDescription, match="embed, generate, rank, classify"):
-        checked_description("a:1", describe_response(tasks=["translate"]))
-
-
-def test_a_server_that_ranks_or_classifies_scores() -> None:
-    ranks = checked_description("a:1", describe_response(task="rank", dimensions=1, matryoshka_dimensions=[]))
-    assert (ranks.by_task, ranks.kind, ranks.pair_template) == ({Task.SCORE: ranks}, "rank", PairTemplate())
-    said = describe_response(task="classify", dimensions=2, matryoshka_dimensions=[], labels=["good", "bad"])
-    said.pair_template.token_types = True
-    classifies = checked_description("a:1", said)
-    assert (classifies.task, classifies.kind, classifies.labels) == (Task.SCORE, "classify", ("good", "bad"))
-    assert classifies.pair_template == PairTemplate(token_types=True)
-    assert differences(ranks, replace(ranks, pair_template=PairTemplate(token_types=True)))
-    assert differences(classifies, replace(classifies, labels=("bad", "good")))
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"labels": ["good"], "dimensions": 2}, "names 1 labels for 2 scores"),
-        ({"pair_template": pb.PairTemplate(text="{query}")}, "does not hold {query} and {document} once each"),
-        ({"pair_template": pb.PairTemplate(text="{query}{document}{query}")}, "once each"),
-    ],
-)
-def test_a_description_of_scores_that_cannot_be_right_is_refused(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadDescription) as refused:
-        checked_description("a:1", describe_response(task="rank", matryoshka_dimensions=[], **changes))
-    assert told in str(refused.value)
+    with pytest.raises(BadDescription, match="it does none of the tasks embed, "):
+        checked(describe_response(tasks=["translate"]))
 
 
 def test_servers_of_different_tasks_share_the_tokenizer_and_no_more() -> None:
-    both = checked_description("a:1", describe_response(tasks=["embed", "generate"], generation=GENERATION))
+    both = checked(describe_response(tasks=["embed", "generate"], generation=GENERATION))
     generates = both.by_task[Task.GENERATE]
     assert differences(both, generates) == []
     assert differences(both, replace(generates, tokenizer_fingerprint="other"))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from aggregator.request.generation import Generation
-from aggregator.request.request import Options, Request, Scoring
+from aggregator.request.request import Options, Request
 from aggregator.request.vector import CompletedBatch, Vector
 from aggregator.sources.http.answer import Answer
 from aggregator.sources.http.forms.cohere import VectorsByType
-from aggregator.sources.http.scores import Classes, PairScores, Ranking
 from aggregator.sources.http.vectors import VectorList
 from aggregator.sources.wire.encode import answer_bytes
 from aggregator.sources.wire.values import encode
@@ -22,12 +23,12 @@ INPUTS = 50
 TYPES = ("float", "int8", "uint8", "binary", "ubinary", "base64")
 
 
-def completed(options: Options, *, dimensions: int = 384, scoring: Scoring | None = None) -> Request:
-    """A request of many texts of a model with so many dimensions, or scores."""
+def completed(options: Options, *, dimensions: int = 384, **changes: Any) -> Request:
+    """A request of many texts of a model with so many dimensions, with changes."""
     matrix = np.random.default_rng(0).normal(size=(INPUTS, dimensions)).astype(np.float32) / np.float32(20)
     batch = CompletedBatch("batch-1", "a-model", "r1", 0, matrix, 0.01, 0.02)
     outcomes = [Vector(batch, row, 7, 0.001) for row in range(INPUTS)]
-    return any_request(*["a text"] * INPUTS, outcomes=outcomes, options=options, scoring=scoring)
+    return any_request(*["a text"] * INPUTS, outcomes=outcomes, options=options, **changes)
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -42,16 +43,6 @@ def test_a_message_with_vectors_is_no_larger_than_was_told(encoding: int, *, as_
     assert answer_bytes(asked, 384, as_json=as_json) == told  # dimensions that the model decides
 
 
-@pytest.mark.parametrize("returns", [False, True])
-def test_a_ranking_is_no_larger_than_was_told_with_and_without_documents(*, returns: bool) -> None:
-    scoring = Scoring(["a query"] * INPUTS, ranks=True, return_documents=returns)
-    request = completed(Options(dimensions=1), dimensions=1, scoring=scoring)
-    written = len(encode(request, "0" * 32, 0.0, as_json=False))
-    assert written <= answer_bytes(request, 0) < 3 * written + 1000
-    ranking = Ranking("", returns_data=returns)
-    assert len(ranking.write(request)) <= ranking.size_bytes(request)
-
-
 @pytest.mark.parametrize("form", ["float", "base64", "bytes", "bytes_only"])
 @pytest.mark.parametrize("dtype", ["float", "float16", "int8", "uint8", "binary", "ubinary"])
 def test_a_list_of_vectors_is_no_larger_than_was_told(dtype: str, form: str) -> None:
@@ -62,13 +53,6 @@ def test_a_list_of_vectors_is_no_larger_than_was_told(dtype: str, form: str) -> 
 @pytest.mark.parametrize("version", [1, 2])
 def test_each_type_of_vectors_is_counted_as_it_is_written(types: tuple[str, ...], version: int) -> None:
     check(VectorsByType("", types, ["a text"] * INPUTS, version))
-
-
-@pytest.mark.parametrize("answer", [PairScores("", "text_2"), Classes("")])
-def test_scores_and_classes_are_no_larger_than_was_told(answer: Answer) -> None:
-    dimensions = 1 if isinstance(answer, PairScores) else 30
-    request = completed(Options(dimensions=dimensions), dimensions=dimensions, scoring=Scoring(["a text"] * INPUTS))
-    assert len(answer.write(request)) <= answer.size_bytes(request)
 
 
 def check(answer: Answer) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from aggregator.admission.ledger import MEMORY_BYTES, Ledger
 from aggregator.observability.metrics import Metrics
+from aggregator.registry import KINDS
 from aggregator.sources.brokers import BrokerParts
 from aggregator.wings.redis.connection import connect, disconnect, prepare_streams
 from aggregator.wings.redis.settings import RedisClientSettings, RedisSettings, StreamSettings
@@ -50,6 +51,7 @@ class RedisAsBroker:
         await prepare_streams(settings, 5.0)
         client = connect(settings)
         parts = BrokerParts(
+            KINDS,
             "m",
             room=lambda _, __: self.room_tokens,
             intake=self.intake,

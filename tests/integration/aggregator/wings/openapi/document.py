@@ -18,9 +18,9 @@ from aggregator.sources.http.embeddings import EmbeddingsRequest
 from aggregator.sources.http.forms.cohere import EmbedBody
 from aggregator.sources.http.forms.voyage import DocumentsBody
 from aggregator.sources.http.generation import ChatRequest, CompletionRequest
-from aggregator.sources.http.scores import ClassifyBody, RerankBody, ScoreBody
 from aggregator.sources.http.service import Detokenize, Tokenize
 from aggregator.wings.openapi.documents import FILE
+from aggregator.wings.ranking.http import ClassifyBody, RerankBody, ScoreBody
 from tests.integration.aggregator.wings.openapi import answers
 
 FIELDS = Path(__file__).parents[5] / "docs" / "http_fields.md"

@@ -20,7 +20,7 @@ from loadtest.stack.service import ModelServer
 from modelserver.engines.synthetic import scores
 from tests.integration.aggregator.test_over_http import before, chats  # noqa: F401 - a fixture
 from tests.integration.aggregator.wings.openapi.document import POSTS, text
-from tests.integration.frontdoor.http_fields import RANKS
+from tests.integration.aggregator.wings.ranking.http_fields import RANKS
 from tests.integration.frontdoor.test_http import OpenDoor, http_door
 from tests.support.listening import slow_engine
 

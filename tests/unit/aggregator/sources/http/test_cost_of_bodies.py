@@ -20,9 +20,9 @@ from aggregator.sources.http.forms.cohere import read_embed
 from aggregator.sources.http.forms.voyage import read_documents
 from aggregator.sources.http.generation import GenerationReader
 from aggregator.sources.http.json_body import decode_body, takes_long
-from aggregator.sources.http.scores import read_classify, read_rerank, read_score
 from aggregator.sources.http.service import DETOKENIZE, TOKENIZE
 from aggregator.sources.wire.decode import SMALL_BYTES
+from aggregator.wings.ranking.http import read_classify, read_rerank, read_score
 from tests.fuzz.campaign import corpus
 from tests.support.fake_source import GRPC
 from tests.support.http_bodies import AnyRevision

@@ -14,10 +14,11 @@ from aggregator.errors import Code
 from aggregator.request.generation import Generation, logprobs_of
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority
+from aggregator.sources.generating import GENERATION
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.generation import DONE, GenerationReader, GenerationWriter
 from aggregator.sources.http.service import HttpGenerationCall
-from aggregator.sources.wire.generation import parse
+from aggregator.sources.wire.message import parse
 from aggregator.tokenizers.tokenizer import Tokenizer
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_source import GRPC
@@ -35,7 +36,7 @@ def begun(tokenizer: Tokenizer | None = None, /, **fields: Any) -> tuple[Request
     read = reader.chat if "messages" in fields else reader.completion
     message, asked = read(json.dumps(fields).encode(), DEFAULTS, "r")
     call = HttpGenerationCall(room(), asked)
-    request = parse(message, DEFAULTS, call, received_s=0.0, wall_s=0.0, deadline_s=60.0)
+    request = parse(GENERATION, message, DEFAULTS, call, received_s=0.0, wall_s=0.0, deadline_s=60.0)
     assert request.generation is not None
     detokenizer = WORDS if tokenizer is None else tokenizer.detokenizer(bytes(8))
     request.generation.begin("r1", bytes(8), detokenizer)

@@ -11,12 +11,13 @@ from openai.types.chat import ChatCompletionMessage
 from aggregator.errors import InvalidRequest
 from aggregator.request.request import Defaults, Failure
 from aggregator.scheduler.work_item import Priority
+from aggregator.sources.generating import GENERATION
 from aggregator.sources.http.embeddings import EmbeddingsReader
 from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.generation import GenerationReader
 from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.http.service import DETOKENIZE, TOKENIZE, HttpGenerationCall
-from aggregator.sources.wire.generation import parse
+from aggregator.sources.wire.message import parse
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_source import GRPC
@@ -31,7 +32,7 @@ USER = {"role": "user", "content": "hi"}
 def generation(path: str, body: bytes) -> pb.GenerateRequest:
     reader = GenerationReader(AnyRevision(), trusts_token_ids=False)
     message, asked = (reader.chat if path == CHATS else reader.completion)(body, DEFAULTS, "r")
-    parse(message, DEFAULTS, HttpGenerationCall(room(), asked), received_s=0.0, wall_s=0.0)
+    parse(GENERATION, message, DEFAULTS, HttpGenerationCall(room(), asked), received_s=0.0, wall_s=0.0)
     return message
 
 

@@ -20,7 +20,8 @@ from aggregator.sources.http.forms.cohere import EmbedBody, read_embed
 from aggregator.sources.http.forms.voyage import DocumentsBody, read_documents
 from aggregator.sources.http.generation import ChatMessage, ChatRequest, CompletionRequest, GenerationReader
 from aggregator.sources.http.json_body import decode_body
-from aggregator.sources.http.scores import (
+from aggregator.sources.http.service import DETOKENIZE, TOKENIZE, Detokenize, Tokenize
+from aggregator.wings.ranking.http import (
     ClassifyBody,
     RerankBody,
     ScoreBody,
@@ -28,7 +29,6 @@ from aggregator.sources.http.scores import (
     read_rerank,
     read_score,
 )
-from aggregator.sources.http.service import DETOKENIZE, TOKENIZE, Detokenize, Tokenize
 from tests.support.fake_source import GRPC
 from tests.support.http_bodies import AnyRevision
 
@@ -99,34 +99,49 @@ def test_a_field_of_another_api_has_its_remedy(form: Form, name: str, remedy: st
 
 
 TYPES = "expected one of base64, binary, float, int8, ubinary, uint8"
+DTYPES = "expected one of binary, float, int8, ubinary, uint8"
+CONTENTS = "unknown field messages[0].contents"
 NUMBER = "expected a whole number from 1 to 2147483647"
 IMAGE = {"content": [{"type": "image"}]}
-WORDS: list[tuple[int, dict[str, Any], str]] = [
-    (0, {"input": None}, "input: expected a text or a list of texts"),
-    (0, {"output_dtype": "int4"}, "output_dtype: expected one of binary, float, int8, ubinary, uint8, got 'int4'"),
-    (0, {"dimensions": 0}, f"dimensions: {NUMBER}"),
-    (0, {"dimensions": 10**400}, f"dimensions: {NUMBER}"),
-    (0, {"truncation": 1}, "truncation: expected true or false, got a whole number"),
-    (0, {"padding": "max_length"}, "padding: expected 'do_not_pad', got 'max_length'"),
-    (1, {"inputs": ["a"]}, "inputs[0]: expected a list of texts, got a text"),
-    (2, {"embedding_types": ["float", "int4"]}, f"embedding_types[1]: {TYPES}, got 'int4'"),
-    (2, {"texts": None, "inputs": [IMAGE]}, "inputs[0].content[0].type: expected 'text', got 'image'"),
-    (4, {"documents": [{"text": 5}]}, "documents[0].text: expected a text, got a whole number"),
-    (4, {"documents": [{"image": "a"}]}, "unknown field documents[0].image: leave it out"),
-    (7, {"temperature": "hot"}, "temperature: expected a number, got a text"),
-    (7, {"stop": ["a"] * 17}, "stop: expected a text or a list of texts, at most 16"),
-    (7, {"seed": 2**63}, "seed: expected a whole number of 64 bits, got 9223372036854775808"),
-    (8, {"messages": []}, "messages: expected a list, at most 1024, each an object with role"),
-    (8, {"messages": [{"content": "a"}]}, "messages[0].role is missing: expected a text"),
-    (8, {"messages": [{"role": "user", "contents": "a"}]}, "unknown field messages[0].contents: did you mean content?"),
-    (8, {"messages": [{"role": "user", "tool_calls": [1]}]}, "messages[0].tool_calls is not supported: no tools are"),
-    (9, {"w" * 100: 5}, f"unknown field {'w' * 100}: leave it out"),
+WORDS: list[tuple[type[msgspec.Struct], dict[str, Any], str]] = [
+    (EmbeddingsRequest, {"input": None}, "input: expected a text or a list of texts"),
+    (
+        EmbeddingsRequest,
+        {"output_dtype": "int4"},
+        "output_dtype: expected one of binary, float, int8, ubinary, uint8, got 'int4'",
+    ),
+    (EmbeddingsRequest, {"dimensions": 0}, f"dimensions: {NUMBER}"),
+    (EmbeddingsRequest, {"dimensions": 10**400}, f"dimensions: {NUMBER}"),
+    (EmbeddingsRequest, {"truncation": 1}, "truncation: expected true or false, got a whole number"),
+    (EmbeddingsRequest, {"padding": "max_length"}, "padding: expected 'do_not_pad', got 'max_length'"),
+    (DocumentsBody, {"inputs": ["a"]}, "inputs[0]: expected a list of texts, got a text"),
+    (EmbedBody, {"embedding_types": ["float", "int4"]}, f"embedding_types[1]: {TYPES}, got 'int4'"),
+    (EmbedBody, {"texts": None, "inputs": [IMAGE]}, "inputs[0].content[0].type: expected 'text', got 'image'"),
+    (RerankBody, {"documents": [{"text": 5}]}, "documents[0].text: expected a text, got a whole number"),
+    (RerankBody, {"documents": [{"image": "a"}]}, "unknown field documents[0].image: leave it out"),
+    (CompletionRequest, {"temperature": "hot"}, "temperature: expected a number, got a text"),
+    (CompletionRequest, {"stop": ["a"] * 17}, "stop: expected a text or a list of texts, at most 16"),
+    (CompletionRequest, {"seed": 2**63}, "seed: expected a whole number of 64 bits, got 9223372036854775808"),
+    (ChatRequest, {"messages": []}, "messages: expected a list, at most 1024, each an object with role"),
+    (ChatRequest, {"messages": [{"content": "a"}]}, "messages[0].role is missing: expected a text"),
+    (
+        ChatRequest,
+        {"messages": [{"role": "user", "contents": "a"}]},
+        "unknown field messages[0].contents: did you mean content?",
+    ),
+    (
+        ChatRequest,
+        {"messages": [{"role": "user", "tool_calls": [1]}]},
+        "messages[0].tool_calls is not supported: no tools are",
+    ),
+    (Tokenize, {"w" * 100: 5}, f"unknown field {'w' * 100}: leave it out"),
 ]
 
 
 @pytest.mark.parametrize(("form", "body", "message"), WORDS, ids=[case[2] for case in WORDS])
-def test_a_refusal_is_in_the_words_of_its_form(form: int, body: dict[str, Any], message: str) -> None:
-    assert str(refused(FORMS[form], body)).startswith(message)
+def test_a_refusal_is_in_the_words_of_its_form(form: type[msgspec.Struct], body: dict[str, Any], message: str) -> None:
+    first = next(each for each in FORMS if each[0] is form)
+    assert str(refused(first, body)).startswith(message)
 
 
 def test_a_body_that_is_no_object_is_told_what_one_has() -> None:

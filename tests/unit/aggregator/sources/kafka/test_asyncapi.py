@@ -13,11 +13,12 @@ import pytest
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.json_format import ParseDict
 
-from aggregator.errors import Code
+from aggregator.errors import Code, InvalidRequest
+from aggregator.request.kind import Kind
 from aggregator.sources.kafka import decode
 from aggregator.sources.kafka.offsets import Header
 from aggregator.sources.kafka.replies import DeadLetter
-from aggregator.sources.wire.values import RESPONSES, TASKS, content_type_of
+from aggregator.sources.wire.values import content_type_of
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest, GenerateResponse
 from protos.ranking.v1.ranking_pb2 import RankRequest, RankResponse
@@ -26,6 +27,7 @@ from tests.support.asyncapi_page import (
     PAGE,
     SCHEMAS,
     SETTINGS,
+    TASKS,
     check_request,
     examples,
     headers_in,
@@ -120,18 +122,27 @@ def test_the_headers_of_dead_letters_are_those_that_are_added() -> None:
     assert {name for name, _ in record.headers} == headers_in("DeadLetterHeaders")
 
 
+def reads_text(kind: Kind) -> bool:
+    """Whether a text by itself is a request: it is no query with documents."""
+    try:
+        return kind.decode_text("a") is not None
+    except InvalidRequest:
+        return False
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_a_topic_has_a_message_for_each_content_type_that_is_read(task: str) -> None:
     channel = PAGE["channels"][f"{task}Requests"]
     told = {MESSAGES[name]["contentType"]: name for name in channel["messages"] if is_plain(name)}
-    ranks = task == "rank"  # a text by itself is no query with documents
     assert told == {
-        key: f"{task}Request{name}" for key, name in BY_CONTENT_TYPE.items() if not (ranks and name == "Text")
+        key: f"{task}Request{name}"
+        for key, name in BY_CONTENT_TYPE.items()
+        if name != "Text" or reads_text(TASKS[task])
     }
     assert {content_type_of(each).decode() for each in told} <= told.keys()
     replies = PAGE["channels"][f"{task}Replies"]
     assert replies["address"] == (SETTINGS.replies_of(SETTINGS.topics[[*TASKS].index(task)]))
-    assert RESPONSES[TASKS[task]].DESCRIPTOR.name in SCHEMAS
+    assert TASKS[task].response.DESCRIPTOR.name in SCHEMAS
 
 
 @pytest.mark.parametrize(("message", "example"), [each for each in examples("Request") if is_plain(each[0])])
@@ -143,7 +154,7 @@ def test_an_example_of_a_request_is_decoded(message: str, example: dict[str, Any
 def test_an_example_of_a_reply_is_a_reply(message: str, example: dict[str, Any]) -> None:
     validate(message, example["payload"])
     data = example["payload"].get("data", example["payload"])
-    assert ParseDict(data, RESPONSES[TASKS[topic_of(message)]]()).reply_id == data["replyId"]
+    assert ParseDict(data, TASKS[topic_of(message)].response()).reply_id == data["replyId"]
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from aggregator.errors import InvalidRequest, Undecodable
+from aggregator.registry import KINDS
 from aggregator.request.request import Failure, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
@@ -122,7 +123,9 @@ def test_plain_text_is_one_query_answered_in_json() -> None:
 def test_where_a_topic_generates_a_value_of_each_format_is_a_prompt(value: bytes, content_type: bytes) -> None:
     generating = KafkaSettings(topics=(TopicSettings(name="in", task="generate"),))
     in_flight = in_flight_of(value, [("content-type", content_type)], topic="in")
-    request = decode_record(in_flight, intakes(generating, KAFKA, "small")["in"], received_s=0.0, wall_s=0.0)
+    request = decode_record(
+        in_flight, intakes(generating, KAFKA, "small", kinds=KINDS)["in"], received_s=0.0, wall_s=0.0
+    )
     assert isinstance(request, Request)
     assert list(request.inputs) == ["the sky"]
 
@@ -183,7 +186,7 @@ def test_a_replayed_text_waits_for_its_first_token() -> None:
     prompt.first_token_timeout.FromSeconds(5)
     in_flight = in_flight_of(prompt.SerializeToString(), topic="generate")
     topic = TopicSettings(name="generate", task="generate")
-    intake = intakes(KafkaSettings(topics=(topic,)), KAFKA, "small")["generate"]
+    intake = intakes(KafkaSettings(topics=(topic,)), KAFKA, "small", kinds=KINDS)["generate"]
     for highest, by_s in ((41, RECEIVED_S + 5.0), (42, inf)):
         in_flight.committed_offset.answered_before = Answered(highest)
         request = decode_record(in_flight, intake, received_s=RECEIVED_S, wall_s=WALL_S)

@@ -11,7 +11,7 @@ from google.protobuf.json_format import MessageToDict
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Options, Outcome, Request
 from aggregator.request.vector import CompletedBatch, Vector
-from aggregator.sources.wire.encode import is_large, json_of, response, to_protobuf
+from aggregator.sources.wire.encode import json_of, response, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import any_request
 
@@ -66,7 +66,8 @@ def test_an_answer_without_any_vector_says_why() -> None:
     ],
 )
 def test_what_takes_milliseconds_is_large(count: int, encoding: int, dimensions: int, *, large: bool) -> None:
-    assert is_large(request_of([FAILED] * count, encoding, dimensions)) is large
+    request = request_of([FAILED] * count, encoding, dimensions)
+    assert request.kind.is_large(request) is large
 
 
 @pytest.mark.parametrize("encoding", pb.Encoding.values()[1:])
@@ -103,8 +104,10 @@ def test_requests_of_one_batch_with_other_options_do_not_share_answers() -> None
 
 
 def test_two_inputs_whose_vectors_are_long_are_large() -> None:
-    assert is_large(request_of([FAILED] * 2, pb.ENCODING_FLOAT32, 2**17))
-    assert not is_large(request_of([FAILED] * 2, pb.ENCODING_FLOAT32, 2**17 - 1))
+    request = request_of([FAILED] * 2, pb.ENCODING_FLOAT32, 2**17)
+    assert request.kind.is_large(request)
+    request = request_of([FAILED] * 2, pb.ENCODING_FLOAT32, 2**17 - 1)
+    assert not request.kind.is_large(request)
 
 
 def test_times_of_many_seconds_are_told_to_the_nanosecond() -> None:

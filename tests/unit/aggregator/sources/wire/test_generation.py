@@ -11,7 +11,9 @@ import pytest
 from aggregator.errors import Code, InvalidRequest, RequestError, Undecodable
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority
+from aggregator.sources.generating import GENERATION
 from aggregator.sources.wire import generation
+from aggregator.sources.wire.message import parse
 from protos.embedding.v1 import embedding_pb2
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_source import FakeSource, text_of
@@ -22,7 +24,7 @@ DEFAULTS = Defaults(FakeSource("kafka", refusable=False), "m", Priority.DEFAULT)
 
 def parsed(**fields: Any) -> Request:
     message = pb.GenerateRequest(**fields)
-    return generation.parse(message, DEFAULTS, object(), received_s=10.0, wall_s=1000.0)
+    return parse(GENERATION, message, DEFAULTS, object(), received_s=10.0, wall_s=1000.0)
 
 
 def refusal(**fields: Any) -> str:
@@ -73,7 +75,7 @@ def test_deadlines_are_counted_from_intake() -> None:
     message = pb.GenerateRequest(prompt="x")
     message.expire_time.FromMilliseconds(1_002_500)
     message.first_token_timeout.FromMilliseconds(500)
-    request = generation.parse(message, DEFAULTS, object(), received_s=10.0, wall_s=1000.0)
+    request = parse(GENERATION, message, DEFAULTS, object(), received_s=10.0, wall_s=1000.0)
     assert (request.deadline_s, text_of(request).first_token_by_s) == (12.5, 10.5)
 
 
@@ -166,3 +168,9 @@ def test_a_field_in_json_is_refused_by_its_name_without_its_value(document: str,
         generation.decode_generate_json(document.encode())
     assert refused.value.field == field
     assert "secret" not in str(refused.value)
+
+
+def test_the_texts_of_a_chat_count_twice_as_the_template_needs_them_too() -> None:
+    message = pb.GenerateRequest(messages=pb.Messages(messages=[pb.Message(role="user", content="a" * 10**6)]))
+    request = parse(GENERATION, message, DEFAULTS, object(), received_s=10.0, wall_s=1000.0)
+    assert 2 * 10**6 <= request.text_bytes < 2 * 10**6 + 1000

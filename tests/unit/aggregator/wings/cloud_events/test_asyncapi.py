@@ -10,12 +10,12 @@ import pytest
 
 from aggregator.sources.kafka import decode
 from aggregator.sources.kafka.offsets import Header
-from aggregator.sources.wire.values import TASKS
 from aggregator.wings.cloud_events.envelope import CLOUD_EVENTS
 from tests.support.asyncapi_page import (
     MESSAGES,
     PAGE,
     SCHEMAS,
+    TASKS,
     check_request,
     examples,
     headers_in,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aggregator.errors import Code
+from aggregator.registry import KINDS
 from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.decode import Refused, decode_record, intakes
@@ -49,9 +50,8 @@ OF_REPLY = {
 
 def read(value: bytes | None, headers: list[Header], topic: str = "in") -> Request | Refused:
     in_flight = in_flight_of(value, headers, topic=topic)
-    return decode_record(
-        in_flight, intakes(SETTINGS, KAFKA, "small", envelopes=[CLOUD_EVENTS])[topic], received_s=0.0, wall_s=WALL_S
-    )
+    intake = intakes(SETTINGS, KAFKA, "small", kinds=KINDS, envelopes=[CLOUD_EVENTS])[topic]
+    return decode_record(in_flight, intake, received_s=0.0, wall_s=WALL_S)
 
 
 def replied(value: bytes | None, headers: list[Header], topic: str = "in") -> OutgoingRecord:

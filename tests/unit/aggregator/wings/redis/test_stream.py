@@ -11,7 +11,8 @@ from typing_extensions import override
 from aggregator.admission.ledger import Intake
 from aggregator.observability.metrics import Metrics
 from aggregator.request.request import Defaults, Request
-from aggregator.scheduler.work_item import Priority, Task
+from aggregator.scheduler.work_item import Priority
+from aggregator.sources.embedding import EMBEDDING
 from aggregator.wings.redis.codec import EntryAnswer, StreamIntake, origin_of
 from aggregator.wings.redis.connection import Server
 from aggregator.wings.redis.stream import RequestStream
@@ -60,7 +61,7 @@ class Reading:
         defaults = Defaults(KAFKA, "m", Priority.DEFAULT)
         self.stream = RequestStream(
             FakeServer(*claims),
-            StreamIntake("in", "g", "c", defaults, "out", lambda _: True, Task.EMBED),
+            StreamIntake("in", "g", "c", defaults, "out", lambda _: True, EMBEDDING),
             30.0,
             room=lambda: 1000,
             intake_bytes=self.intake,

@@ -22,7 +22,8 @@ from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.calls import call_of
-from aggregator.sources.wire.generation import parse
+from aggregator.sources.generating import GENERATION
+from aggregator.sources.wire.message import parse
 from modelserver.engines.engine import Task
 from modelserver.engines.synthetic import synthetic_facts
 from modelserver.scheduler.queued_batch import Answer, MergeLimits, Outcome, QueuedBatch
@@ -189,7 +190,7 @@ class BothTasks:
         origin = self.pipeline.request("x", source=GRPC if called else KAFKA).origin
         message = pb.GenerateRequest(prompt=self._text(tokens), sampling=pb.Sampling(max_tokens=5))
         defaults = Defaults(source, MODEL, priority)
-        return parse(message, defaults, origin, received_s=now_s, wall_s=0.0, deadline_s=inf)
+        return parse(GENERATION, message, defaults, origin, received_s=now_s, wall_s=0.0, deadline_s=inf)
 
     def text(self, tokens: int, *, called: bool = True) -> Request:
         """A text to embed, in the same way."""

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from aggregator.errors import Code, ModelServerLost
-from aggregator.model_server import PairTemplate
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.request.vector import Vector
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.calls import Call, call_of
-from aggregator.sources.wire.scores import parse, response
+from aggregator.sources.wire.message import parse
+from aggregator.wings.ranking.kind import RANKING
+from aggregator.wings.ranking.scoring import PairTemplate
+from aggregator.wings.ranking.wire import response
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.ranking.v1 import ranking_pb2 as pb
 from tests.support.fake_engine import FakeEngine
@@ -25,8 +27,8 @@ from tests.support.faked_pipeline import DESCRIPTION, MODEL, FakedPipeline
 from tests.support.virtual_time import in_virtual_time
 
 CURVE = Curve(0.0, 0.002, 1e-4, 100, Rule.THROUGHPUT, 4096)
-PLAIN = replace(DESCRIPTION, dimensions=1, matryoshka_dimensions=frozenset(), pair_template=PairTemplate(), curve=CURVE)
-TYPED = replace(PLAIN, pair_template=PairTemplate(token_types=True))
+PLAIN = replace(DESCRIPTION, dimensions=1, matryoshka_dimensions=frozenset(), details=PairTemplate(), curve=CURVE)
+TYPED = replace(PLAIN, details=PairTemplate(token_types=True))
 CLASSIFIER = replace(PLAIN, dimensions=2, labels=("good", "bad"))
 
 
@@ -34,7 +36,7 @@ def requested(faked: FakedPipeline, message: pb.RankRequest | pb.ScoreRequest) -
     load = faked._load.enter(("caller",))  # noqa: SLF001 - as the pipeline's own requests
     now_s = asyncio.get_running_loop().time()
     defaults = Defaults(faked.grpc, MODEL, Priority.INTERACTIVE)
-    return parse(message, defaults, Call(load), received_s=now_s, wall_s=0.0)
+    return parse(RANKING, message, defaults, Call(load), received_s=now_s, wall_s=0.0)
 
 
 async def answered(faked: FakedPipeline, message: pb.RankRequest | pb.ScoreRequest) -> Any:
@@ -153,7 +155,7 @@ async def test_each_document_is_cut_to_the_tokens_that_a_document_may_have(
 
 @in_virtual_time
 async def test_a_template_of_text_refuses_a_limit_of_each_document() -> None:
-    engine = new_engine(replace(PLAIN, pair_template=PairTemplate("9 {query} 8 {document} 7")))
+    engine = new_engine(replace(PLAIN, details=PairTemplate("9 {query} 8 {document} 7")))
     async with FakedPipeline(engine).started() as faked:
         answer = await answered(faked, rank("5", "10", max_tokens_per_doc=3))
     assert answer.status.code == Code.INVALID_ARGUMENT
@@ -180,7 +182,7 @@ async def test_a_query_that_leaves_no_room_fails_the_request(truncate: embedding
 
 @in_virtual_time
 async def test_a_template_of_text_is_tokenized_as_a_whole() -> None:
-    engine = new_engine(replace(PLAIN, pair_template=PairTemplate("9 {query} 8 {document} 7")))
+    engine = new_engine(replace(PLAIN, details=PairTemplate("9 {query} 8 {document} 7")))
     async with FakedPipeline(engine).started() as faked:
         await answered(faked, rank("5 {document}", "10"))
         await answered(faked, rank("5", WORDS, truncate=embedding.TRUNCATE_END))

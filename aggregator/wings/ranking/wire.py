@@ -1,22 +1,38 @@
-"""Decode requests for scores, and make their responses; what all tasks share is in `message` and `encode`."""
+"""Decode requests for scores, and make their responses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
-from math import inf
+from typing import Any
 
 from aggregator.errors import Code, InvalidRequest
-from aggregator.request.request import MAX_INPUTS, Defaults, Failure, Outcome, Request, Scoring
+from aggregator.request.kind import Parts
+from aggregator.request.request import MAX_INPUTS, Failure, Outcome, Request
 from aggregator.request.vector import Vector
 from aggregator.sources.wire.decode import SMALL_BYTES, options_of
 from aggregator.sources.wire.encode import fill_status, fill_summary
 from aggregator.sources.wire.fields import fields
-from aggregator.sources.wire.message import TextPairs, check_marks, decode_checked, fill_json, json_object, new_request
+from aggregator.sources.wire.message import check_marks, decode_checked, fill_json, json_object
+from aggregator.wings.ranking.scoring import Scoring, scoring_of
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.ranking.v1 import ranking_pb2 as pb
 
 _FIELDS_PER_INPUT, _OTHER_FIELDS = 2, 64
+
+
+@dataclass(frozen=True, slots=True)
+class TextPairs:
+    """A ScoreRequest whose pairs lie beside it: many may have one first text, which a message would copy for each."""
+
+    fields: pb.ScoreRequest
+    firsts: Sequence[str]
+    seconds: Sequence[str]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.fields, name)
+
 
 ScoresRequest = pb.RankRequest | pb.ScoreRequest | TextPairs
 ScoresResponse = pb.RankResponse | pb.ScoreResponse
@@ -45,16 +61,8 @@ def decode_rank_json(data: bytes) -> pb.RankRequest:
     return fill_json(pb.RankRequest(), json_object(data))
 
 
-def parse(
-    message: ScoresRequest,
-    defaults: Defaults,
-    origin: object,
-    *,
-    received_s: float,
-    wall_s: float,
-    deadline_s: float = inf,
-) -> Request:
-    """Turn a public message into a Request; times as for embeddings.
+def parts(message: ScoresRequest) -> Parts:
+    """The second texts of its pairs as inputs, and the rest of what it asks for.
 
     Raises InvalidRequest where the whole request is at fault; an empty document or pair only has its own Failure.
     """
@@ -62,21 +70,9 @@ def parse(
         inputs, outcomes, scoring = _documents(message)
     elif isinstance(message, TextPairs):
         inputs, outcomes, scoring = _paired(message.firsts, message.seconds)
-        message = message.fields
     else:
         inputs, outcomes, scoring = _pairs(message)
-    return new_request(
-        message,
-        defaults,
-        origin,
-        inputs=inputs,
-        outcomes=outcomes,
-        options=options_of(message.truncate, message.truncate_to),
-        received_s=received_s,
-        wall_s=wall_s,
-        deadline_s=deadline_s,
-        scoring=scoring,
-    )
+    return inputs, outcomes, options_of(message.truncate, message.truncate_to), scoring
 
 
 def _documents(message: pb.RankRequest) -> tuple[Sequence[str], list[Outcome | None], Scoring]:
@@ -120,10 +116,9 @@ def _check_count(count: int, field: str) -> None:
 
 def ranked(request: Request) -> list[int]:
     """The indexes of the documents to return: of those with a score the best, then of those that failed."""
-    scoring, outcomes = request.scoring, request.outcomes
+    outcomes, top_n = request.outcomes, scoring_of(request).top_n
     scores = {index: scores_of(found)[0] for index, found in enumerate(outcomes) if isinstance(found, Vector)}
     best = sorted(scores, key=lambda index: -scores[index])
-    top_n = scoring.top_n if scoring is not None else 0
     return [*best[: top_n or None], *(index for index in range(len(outcomes)) if index not in scores)]
 
 
@@ -134,8 +129,7 @@ def scores_of(found: Vector) -> Sequence[float]:
 
 def response(request: Request, reply_id: str) -> ScoresResponse:
     """The response to a completed request, the same for gRPC, Kafka and Redis."""
-    assert request.scoring is not None, "A request without a score got a response with scores. This is a bug."
-    if request.scoring.ranks:
+    if scoring_of(request).ranks:
         ranking = pb.RankResponse(replay=request.replay)
         fill_summary(ranking, request, reply_id)
         for index in ranked(request):
@@ -156,7 +150,7 @@ def response(request: Request, reply_id: str) -> ScoresResponse:
 
 def _fill_document(result: pb.RankedDocument, request: Request, index: int) -> None:
     found = request.outcomes[index]
-    if request.scoring is not None and request.scoring.return_documents:
+    if scoring_of(request).return_documents:
         result.document = str(request.inputs[index])
     if isinstance(found, Vector):
         result.score = scores_of(found)[0]

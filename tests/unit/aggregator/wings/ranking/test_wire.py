@@ -10,9 +10,13 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from aggregator.errors import Code, InvalidRequest, RequestError, Undecodable
-from aggregator.request.request import MAX_INPUTS, Defaults, Failure, Request, Scoring
+from aggregator.request.request import MAX_INPUTS, Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority, Task
-from aggregator.sources.wire import scores, values
+from aggregator.sources.wire import values
+from aggregator.sources.wire.message import parse
+from aggregator.wings.ranking import wire as scores
+from aggregator.wings.ranking.kind import RANKING
+from aggregator.wings.ranking.scoring import Scoring
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.ranking.v1 import ranking_pb2 as pb
 from tests.support.fake_source import FakeSource
@@ -21,7 +25,7 @@ DEFAULTS = Defaults(FakeSource("kafka", refusable=False), "m", Priority.DEFAULT)
 
 
 def parsed(message: pb.RankRequest | pb.ScoreRequest) -> Request:
-    return scores.parse(message, DEFAULTS, object(), received_s=10.0, wall_s=1000.0)
+    return parse(RANKING, message, DEFAULTS, object(), received_s=10.0, wall_s=1000.0)
 
 
 def ranked(**fields: Any) -> Request:
@@ -31,14 +35,14 @@ def ranked(**fields: Any) -> Request:
 def test_each_document_is_an_input_with_the_query_before_it() -> None:
     request = ranked(top_n=1, return_documents=True, priority=embedding.PRIORITY_BACKGROUND, truncate_to=7)
     assert (request.task, request.inputs, request.outcomes) == (Task.SCORE, ["a", "b"], [None, None])
-    assert request.scoring == Scoring(["q", "q"], True, 1, True)
+    assert request.details == Scoring(["q", "q"], True, 1, True)
     assert (request.priority, request.options.truncate_to, request.options.normalize) == (Priority.BACKGROUND, 7, False)
     assert request.characters == 4
 
 
 def test_a_pair_has_two_texts_and_a_text_can_be_alone() -> None:
     request = parsed(pb.ScoreRequest(pairs=[pb.Pair(text="a", second_text="b"), pb.Pair(text="c")]))
-    assert (request.inputs, request.scoring) == (["b", "c"], Scoring(["a", None]))
+    assert (request.inputs, request.details) == (["b", "c"], Scoring(["a", None]))
 
 
 def test_an_empty_text_fails_by_itself() -> None:
@@ -74,7 +78,7 @@ def test_a_request_that_is_wrong_as_a_whole_is_refused(message: pb.RankRequest |
 def test_the_earlier_deadline_counts_and_a_trusted_sender_names_a_tenant() -> None:
     message = pb.RankRequest(query="q", documents=["a"], tenant="t")
     message.expire_time.seconds = 1005
-    request = scores.parse(message, DEFAULTS, object(), received_s=10.0, wall_s=1000.0, deadline_s=inf)
+    request = parse(RANKING, message, DEFAULTS, object(), received_s=10.0, wall_s=1000.0, deadline_s=inf)
     assert (request.deadline_s, request.tenant) == (15.0, "t")
 
 
@@ -115,13 +119,13 @@ def test_a_request_is_the_same_in_json() -> None:
 
 def test_a_text_alone_is_no_request_of_a_topic_that_ranks() -> None:
     with pytest.raises(InvalidRequest, match="send a RankRequest"):
-        values.message_of(b"text", b"text/plain", 100, 10, task=Task.SCORE)
+        values.message_of(b"text", b"text/plain", 100, 10, kind=RANKING)
     with pytest.raises(Undecodable, match="not a RankRequest in protobuf"):
-        values.message_of(b"\xff\xff", values.PROTOBUF, 100, 10, task=Task.SCORE)
+        values.message_of(b"\xff\xff", values.PROTOBUF, 100, 10, kind=RANKING)
 
 
 def test_a_failure_is_a_response_of_its_task() -> None:
     failure = Failure(Code.INVALID_ARGUMENT, "wrong")
-    value = values.encode_failure("r", failure, "reply", task=Task.SCORE, as_json=False)
+    value = values.encode_failure("r", failure, "reply", kind=RANKING, as_json=False)
     answer = pb.RankResponse.FromString(value)
     assert (answer.request_id, answer.reply_id, answer.status.message) == ("r", "reply", "wrong")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import ceil
 from sys import getsizeof
 from typing import Annotated, Any, ClassVar
@@ -16,6 +17,7 @@ from aggregator.request.vector import Vector
 from aggregator.sources.http.answer import (
     Answer,
     AskedPriority,
+    Form,
     Ignored,
     TextPart,
     checked_id,
@@ -25,8 +27,9 @@ from aggregator.sources.http.answer import (
 from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.wire.fields import MAX_INT32
-from aggregator.sources.wire.message import TextPairs
-from aggregator.sources.wire.scores import ranked, scores_of
+from aggregator.wings.ranking.kind import RANKING
+from aggregator.wings.ranking.scoring import scoring_of
+from aggregator.wings.ranking.wire import TextPairs, ranked, scores_of
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.ranking.v1 import ranking_pb2 as pb
 
@@ -227,8 +230,7 @@ class _Scores(Answer):
 
     @override
     def size_bytes(self, request: Request) -> int:
-        scoring = request.scoring
-        texts = sum(map(getsizeof, request.inputs)) if scoring is not None and scoring.return_documents else 0
+        texts = sum(map(getsizeof, request.inputs)) if scoring_of(request).return_documents else 0
         return len(request.inputs) * (_RESULT_BYTES + _SCORE_BYTES * request.options.dimensions) + 2 * texts
 
     def body(self, request: Request, **fields: object) -> bytes:
@@ -253,18 +255,17 @@ class Ranking(_Scores):
 
     @override
     def takes_long(self, request: Request) -> bool:
-        scoring = request.scoring
-        return scoring is not None and scoring.return_documents and sum(map(len, request.inputs)) > _MANY_CHARACTERS
+        return scoring_of(request).return_documents and sum(map(len, request.inputs)) > _MANY_CHARACTERS
 
     @override
     def write(self, request: Request) -> bytes:
-        assert request.scoring is not None, "A request without a score was answered with a ranking. This is a bug."
+        scoring = scoring_of(request)
         results: list[dict[str, Any]] = []
         data: list[dict[str, Any]] = []
         scores = _one_each(request, "relevance_score")
-        for index in ranked(request)[: request.scoring.top_n or None]:
+        for index in ranked(request)[: scoring.top_n or None]:
             found, text = {"index": index, **scores[index]}, str(request.inputs[index])
-            results.append({**found, "document": {"text": text}} if request.scoring.return_documents else found)
+            results.append({**found, "document": {"text": text}} if scoring.return_documents else found)
             data.append({**found, "document": text} if self._returns_data else found)
         searches = ceil(len(request.inputs) / _DOCUMENTS_PER_SEARCH)
         meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": searches}}
@@ -317,3 +318,13 @@ def _one(scores: Sequence[float]) -> float:
     if len(scores) != 1:
         raise FieldError(f"the model has {len(scores)} classes: POST /classify returns the score of each", "model")
     return scores[0]
+
+
+ROUTES: Mapping[str, Form] = {
+    "/rerank": (RANKING, partial(read_rerank, returns_documents=True)),
+    "/v1/rerank": (RANKING, partial(read_rerank, returns_documents=True)),
+    "/v2/rerank": (RANKING, partial(read_rerank, returns_documents=False)),
+    "/score": (RANKING, read_score),
+    "/v1/score": (RANKING, read_score),
+    "/classify": (RANKING, read_classify),
+}

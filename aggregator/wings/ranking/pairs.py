@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from tokenizers import Tokenizer as Reference
+
+from aggregator.tokenizers.tokenizer import Tokenizer
 
 _FIRST, _SECOND = 0, 1
 _ODD_PAIRS = (
@@ -33,16 +34,17 @@ class PairFrame:
         return self.before + first + self.between + second + self.after
 
 
-def checked_frame(reference: Reference, bare: Callable[[str], bytes], *, token_types: bool) -> PairFrame:
+def checked_frame(tokenizer: Tokenizer, *, token_types: bool) -> PairFrame:
     """The frame of a tokenizer, which joins odd pairs as the tokenizer itself does.
 
-    `bare` gives a text's tokens without special ones. `token_types`: the model tells the second text by token type 1,
-    which begins with it. Raises ValueError where a joined pair would differ.
+    `token_types`: the model tells the second text by token type 1, which begins with it. Raises ValueError where a
+    joined pair would differ.
     """
+    reference = tokenizer.reference
     frame = _frame(reference)
     for first, second in _ODD_PAIRS:
         encoded = reference.encode(first, second)
-        joined = frame.join(bare(first), bare(second))
+        joined = frame.join(_bare(tokenizer, first), _bare(tokenizer, second))
         if joined != np.array(encoded.ids, "<i4").tobytes():
             raise ValueError(
                 f"its tokenizer gives the pair {first!r}, {second!r} other tokens than those of its texts, joined"
@@ -55,6 +57,10 @@ def checked_frame(reference: Reference, bare: Callable[[str], bytes], *, token_t
                 " and 1 from there on: pairs of this model cannot be made"
             )
     return frame
+
+
+def _bare(tokenizer: Tokenizer, text: str) -> bytes:
+    return tokenizer.without_special(tokenizer.count((text,)).ids.tobytes())
 
 
 def _frame(reference: Reference) -> PairFrame:

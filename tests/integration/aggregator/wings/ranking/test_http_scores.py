@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from modelserver.engines.synthetic import scores
-from tests.integration.frontdoor.http_fields import RANKS
+from tests.integration.aggregator.wings.ranking.http_fields import RANKS
 from tests.integration.frontdoor.test_http import http_door
 from tests.integration.frontdoor.test_http_forms import post
 from tests.support.listening import slow_engine, tokenizer

@@ -9,29 +9,25 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from aggregator.admission.sequences import JoinedTexts
 from aggregator.request.request import Defaults, Request
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.http.scores import read_score
-from aggregator.sources.wire.message import AnyMessage, Message
-from aggregator.sources.wire.values import decode_request
+from aggregator.sources.wire.message import parse
+from aggregator.wings.ranking.http import read_score
+from aggregator.wings.ranking.kind import RANKING
+from aggregator.wings.ranking.scoring import scoring_of
+from aggregator.wings.ranking.sequences import JoinedTexts
+from aggregator.wings.ranking.wire import ScoresRequest
 from protos.embedding.v1 import embedding_pb2 as embedding
-from protos.generation.v1 import generation_pb2 as generation
 from protos.ranking.v1 import ranking_pb2 as pb
 from tests.support.fake_source import GRPC
 
 MB = 1_000_000
 QUERY = "x" * MB
-CHAT = generation.GenerateRequest(
-    messages=generation.Messages(messages=[generation.Message(role="user", content="a" * MB)])
-)
 DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE)
 
 
-def request_of(message: AnyMessage) -> Request:
-    return decode_request(
-        message, DEFAULTS, None, received_s=0.0, wall_s=0.0, deadline_s=float("inf"), traceparent=None
-    )
+def request_of(message: ScoresRequest) -> Request:
+    return parse(RANKING, message, DEFAULTS, None, received_s=0.0, wall_s=0.0)
 
 
 @contextmanager
@@ -49,8 +45,7 @@ def test_one_text_scored_with_a_thousand_is_not_copied_for_each() -> None:
     with growing_at_most(5 * MB):
         message, _ = read_score(body, DEFAULTS, "")
         request = request_of(message)
-    assert request.scoring is not None
-    assert (len(request.inputs), len({id(first) for first in request.scoring.firsts})) == (1000, 1)
+    assert (len(request.inputs), len({id(first) for first in scoring_of(request).firsts})) == (1000, 1)
 
 
 @pytest.mark.parametrize(
@@ -58,14 +53,10 @@ def test_one_text_scored_with_a_thousand_is_not_copied_for_each() -> None:
     [
         (pb.RankRequest(query=QUERY, documents=["a", "b"]), MB),
         (pb.ScoreRequest(pairs=[pb.Pair(text="a" * MB, second_text="b")]), MB),
-        (CHAT, 2 * MB),
-        (embedding.EmbedRequest(inputs=[embedding.Input(text="a" * MB)]), MB),
-        (embedding.EmbedRequest(inputs=[embedding.Input(chunks=embedding.Chunks(texts=["a" * MB, "b"]))]), MB),
     ],
-    ids=["query", "pair", "chat", "text", "chunks"],
+    ids=["query", "pair"],
 )
-def test_every_text_of_a_request_counts_wherever_it_is(message: Message, least: int) -> None:
-    """That of a chat twice, as it is kept for the model's template too."""
+def test_every_text_of_a_request_counts_wherever_it_is(message: ScoresRequest, least: int) -> None:
     assert least <= request_of(message).text_bytes < least + 1000
 
 

@@ -15,6 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from aggregator.tokenizers.tokenizer import Tokenizer
+from aggregator.wings.ranking.pairs import checked_frame
 
 MINILM = Path(minilm).parent / "model"
 TEXTS = ["who is there?", "Water falls.", "naïve café 雨 🌧️", "it's 3.14%", "hello world " * 30]
@@ -80,7 +81,7 @@ def opened(made: Reference, folder: Path) -> Tokenizer:
 
 def joined(ours: Tokenizer, first: str, second: str) -> list[int]:
     bare = [ours.without_special(ours.count([text]).ids.tobytes()) for text in (first, second)]
-    ids: list[int] = np.frombuffer(ours.pair_frame(token_types=False).join(*bare), "<i4").tolist()
+    ids: list[int] = np.frombuffer(checked_frame(ours, token_types=False).join(*bare), "<i4").tolist()
     return ids
 
 
@@ -100,7 +101,7 @@ def test_a_joined_pair_is_what_transformers_makes_of_it(family: Callable[[], Ref
 
 def test_the_second_text_of_bert_begins_where_its_token_types_are_1(tmp_path: Path) -> None:
     ours = opened(bert(), tmp_path)
-    frame = ours.pair_frame(token_types=True)
+    frame = checked_frame(ours, token_types=True)
     first = ours.without_special(ours.count(["who is there?"]).ids.tobytes())
     begins = len(frame.before + first + frame.between) // 4
     assert bert().encode("who is there?", "nobody").type_ids.index(1) == begins == 6
@@ -112,14 +113,14 @@ def test_a_tokenizer_that_treats_a_pair_otherwise_is_refused_with_it(tmp_path: P
         single="[CLS] $A [SEP]", pair="[CLS] $A $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 101), ("[SEP]", 102)]
     )
     with pytest.raises(ValueError, match=r"gives the pair 'what is rain\?', 'Water that falls.' other tokens"):
-        opened(made, tmp_path).pair_frame(token_types=False)
+        checked_frame(opened(made, tmp_path), token_types=False)
 
 
 def test_token_types_that_do_not_begin_with_the_second_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="token types that are not 0 up to its second text"):
-        opened(roberta(), tmp_path).pair_frame(token_types=True)
+        checked_frame(opened(roberta(), tmp_path), token_types=True)
 
 
 def test_a_tokenizer_that_gives_a_letter_no_token_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="joins no pairs"):
-        opened(Reference(models.BPE({"a": 0}, [])), tmp_path).pair_frame(token_types=False)
+        checked_frame(opened(Reference(models.BPE({"a": 0}, [])), tmp_path), token_types=False)

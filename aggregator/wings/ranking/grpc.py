@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import ClassVar
 
 import grpc
+from typing_extensions import override
 
-from aggregator.observability.calls import CallTelemetry
 from aggregator.request.request import Failure
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call
-from aggregator.sources.grpc.reading import Context, GrpcCalls, RpcMethod, answering
+from aggregator.sources.grpc.reading import Context, RpcService, answering
 from aggregator.sources.grpc.service import answer
-from aggregator.sources.wire.scores import decode_rank, decode_score
+from aggregator.wings.ranking.kind import RANKING
+from aggregator.wings.ranking.wire import decode_rank, decode_score
 from k8s.pod.grpc.server import Handlers
 from protos.ranking.v1 import ranking_pb2 as pb
-
-SERVICE = pb.DESCRIPTOR.services_by_name["Ranking"].full_name
 
 
 def _read_rank(call: Call, data: bytes, _: Identity) -> tuple[pb.RankRequest, Call]:
@@ -29,23 +28,20 @@ def _read_score(call: Call, data: bytes, _: Identity) -> tuple[pb.ScoreRequest, 
     return decode_score(data), call
 
 
-class RankingService:
+class RankingService(RpcService):
     """The public service. A call fails as a whole only when none of its documents or pairs got a score."""
 
-    def __init__(self, calls: GrpcCalls, telemetry: CallTelemetry) -> None:
-        self._calls = calls
-        self._telemetry = telemetry
+    name: ClassVar[str] = pb.DESCRIPTOR.services_by_name["Ranking"].full_name
 
     async def rank(self, context: Context) -> bytes | Failure:
-        return await answer(self._calls, await self._calls.receive(context, Call, _read_rank))
+        return await answer(self._calls, await self._calls.receive(context, Call, _read_rank, RANKING))
 
     async def score(self, context: Context) -> bytes | Failure:
-        return await answer(self._calls, await self._calls.receive(context, Call, _read_score))
+        return await answer(self._calls, await self._calls.receive(context, Call, _read_score, RANKING))
 
+    @override
     def handlers(self) -> Handlers:
-        """By method; they pass messages as bytes, and read none before the call asks for it."""
-        method = partial(RpcMethod, self._telemetry, SERVICE)
         return {
-            "Rank": grpc.stream_unary_rpc_method_handler(answering(self.rank, method("Rank"))),
-            "Score": grpc.stream_unary_rpc_method_handler(answering(self.score, method("Score"))),
+            "Rank": grpc.stream_unary_rpc_method_handler(answering(self.rank, self.method("Rank"))),
+            "Score": grpc.stream_unary_rpc_method_handler(answering(self.score, self.method("Score"))),
         }
