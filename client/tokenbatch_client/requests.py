@@ -109,7 +109,7 @@ def _made(kind: type[_M], options: Options, **fields: Any) -> _M:
                 fields["expire_time"] = {"seconds": int(seconds), "nanos": int(rest * 1e9)}
             continue
         field = _fields(kind).get(name)
-        if field is None or name in _REFUSED:
+        if field is None or name in fields or name in _REFUSED:
             known = ", ".join(each for each in _fields(kind) if each not in {*fields, *_REFUSED})
             raise _wrong(f"{name} is no option: there are {known}")
         fields[name] = _number(field, value) if isinstance(value, str) and field.enum_type is not None else value

@@ -1,0 +1,89 @@
+"""The client package's answers, errors and attempts."""
+
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import any_pb2, duration_pb2
+from tokenbatch_client import Overloaded, ServerError, TokenbatchError, Unavailable, results
+from tokenbatch_client.connection import Attempts, Connection
+from tokenbatch_client.errors import of_call
+from tokenbatch_client.protos import status_pb2
+from tokenbatch_client.protos.embedding.v1 import embedding_pb2 as pb
+
+
+class Failed(grpc.RpcError):
+    """A call that ended with this code, and a RetryInfo where it has a delay."""
+
+    def __init__(self, code: grpc.StatusCode, delay_s: int | None = None) -> None:
+        super().__init__()
+        self._code = code
+        self._trailers: list[tuple[str, Any]] = [("x", "y")]
+        if delay_s is not None:
+            info = status_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=delay_s))
+            detail = any_pb2.Any(type_url="type.googleapis.com/google.rpc.RetryInfo", value=info.SerializeToString())
+            details = status_pb2.RpcStatus(details=[detail]).SerializeToString()
+            self._trailers.append(("grpc-status-details-bin", details))
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return "as the test wants it"
+
+    def trailing_metadata(self) -> list[tuple[str, Any]]:
+        return self._trailers
+
+
+@pytest.mark.parametrize(
+    ("code", "delay_s", "kind", "waits_s"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, None, Unavailable, 0.1),
+        (grpc.StatusCode.CANCELLED, None, Unavailable, 0.1),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, 2, Overloaded, 2.0),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, None, Overloaded, None),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, 20, Overloaded, None),  # longer than is left
+        (grpc.StatusCode.INTERNAL, None, ServerError, None),
+        (grpc.StatusCode.ABORTED, None, TokenbatchError, None),
+    ],
+)
+def test_a_call_is_tried_again_where_the_service_says_that_it_helps(
+    code: grpc.StatusCode, delay_s: int | None, kind: type[TokenbatchError], waits_s: float | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("tokenbatch_client.connection.time.monotonic", lambda: 100.0)
+    failed = Failed(code, delay_s)
+    assert type(of_call(failed)) is kind
+    if waits_s is None:
+        with pytest.raises(kind):
+            Attempts(110.0, retry=True).delay_s(failed)
+    else:
+        assert Attempts(110.0, retry=True).delay_s(failed) == waits_s
+    with pytest.raises(kind):
+        Attempts(110.0, retry=False).delay_s(failed)
+
+
+def test_a_token_goes_with_every_call() -> None:
+    assert Connection("here:1", token="t-1").metadata == [("authorization", "Bearer t-1")]
+    assert Connection("here:1").metadata == []
+
+
+def test_a_row_has_its_vector_or_the_error_that_names_its_input() -> None:
+    wrong = pb.Status(code=3, message="it is empty")
+    response = pb.EmbedResponse(
+        embeddings=[pb.Embedding(embedding=b"\0\0\x80?", token_count=3), pb.Embedding(status=wrong)]
+    )
+    found = results.embeddings(response, 2, "return")
+    assert found.rows[0].vector().tolist() == [1.0]
+    assert "input 1: it is empty (INVALID_ARGUMENT)" in str(found.rows[1].error)
+    with pytest.raises(TokenbatchError, match="input 1"):
+        results.embeddings(response, 2, "raise")
+
+
+def test_a_request_that_failed_as_a_whole_fails_each_of_its_inputs() -> None:
+    response = pb.EmbedResponse(status=pb.Status(code=8, message="full", retryable=True))
+    rows = list(results.rows(response, 2, first=10))
+    assert [(row.index, row.error is not None and row.error.code) for row in rows] == [
+        (10, "RESOURCE_EXHAUSTED"),
+        (11, "RESOURCE_EXHAUSTED"),
+    ]
