@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, nargs="+", default=[1], metavar="N", help="one run each (1)")
     group = parser.add_argument_group("the case, changed")
-    group.add_argument("--curve", default="a100-like", help="a100-like, minilm-cpu, or a profile's file (%(default)s)")
+    curves = "a100-like, h200-eager, h200-graphs, minilm-cpu, or a profile's file (%(default)s)"
+    group.add_argument("--curve", default="a100-like", help=curves)
     group.add_argument("--seconds", type=positive, help="how long the load lasts, in virtual seconds")
     group.add_argument("--pods", type=positive_int)
     group.add_argument("--aggregators", type=positive_int)

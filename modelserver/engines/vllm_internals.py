@@ -103,6 +103,15 @@ USED: Mapping[str, tuple[str, ...]] = {
         "supports_mm_inputs",
         "uses_mrope",
     ),
+    "vllm.forward_context": (
+        "set_forward_context(attn_metadata, vllm_config, num_tokens, cudagraph_runtime_mode, slot_mapping)",
+    ),
+    "vllm.v1.attention.backend.AttentionMetadataBuilder": (
+        "build(common_prefix_len, common_attn_metadata, fast_build)",
+    ),
+    "vllm.v1.attention.backends.flash_attn.FlashAttentionMetadataBuilder": (
+        "build(common_prefix_len, common_attn_metadata, fast_build)",
+    ),
     "vllm.v1.worker.utils.AttentionGroup": ("build_metadata(common_attn_metadata)", "kv_cache_spec", "layer_names"),
     "vllm.v1.worker.gpu_model_runner.ExecuteModelState": ("hidden_states", "scheduler_output"),
     "vllm.v1.worker.gpu_model_runner.AsyncGPUModelRunnerOutput": ("_model_runner_output",),

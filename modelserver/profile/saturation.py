@@ -106,7 +106,8 @@ def fit(points: Sequence[tuple[int, float]], max_tokens: int) -> Curve:
 def fit_captured(points: Sequence[tuple[int, float]], max_tokens: int, capture_sizes: tuple[int, ...]) -> Curve:
     """The fit of an engine with graphs for steps of these sizes, and how long a step above them takes at least.
 
-    Where those steps take longer than the others let expect, the curve is that of the others.
+    Where those steps take longer than the others let expect, the curve is that of the others, and the saturation point
+    is not just above the largest graph.
     """
     largest = max(capture_sizes, default=0)
     captured = [point for point in points if point[0] <= largest]
@@ -115,7 +116,9 @@ def fit_captured(points: Sequence[tuple[int, float]], max_tokens: int, capture_s
         curve = fit(captured, max_tokens)
         tokens, eager_s = min(above)
         if eager_s > FLAT_RISE * curve.time_s(tokens):
-            return replace(curve, capture_sizes=capture_sizes, eager_s=eager_s)
+            curve = replace(curve, capture_sizes=capture_sizes, eager_s=eager_s)
+            pays = curve.throughput(curve.saturation_point) > curve.throughput(largest)
+            return curve if pays else replace(curve, saturation_point=min(curve.saturation_point, largest))
     return replace(fit(points, max_tokens), capture_sizes=capture_sizes)
 
 

@@ -69,6 +69,17 @@ def test_budgets_of_capture_sizes_answer_more_of_an_overload_with_graphs() -> No
     assert replace(on, policy="") == replace(off, policy="")
 
 
+def test_graphs_shorten_the_tail_of_short_steps_at_the_same_load() -> None:
+    rate = cases.capacity(find("h200-eager"), Lengths())
+    steady = replace(cases.case("steady", seconds=0.2), slo_s=0.1, deadline_s=0.1, warm_up_s=0.05)
+    for share, gain in ((0.2, 0.75), (0.6, 0.95)):
+        load = replace(steady, arrivals=Steady(share * rate))
+        sides = (replace(load, curve=f"h200-{each}") for each in ("graphs", "eager"))
+        graphs, eager = (simulate(each, Policy(Kind.OURS), 1) for each in sides)
+        assert graphs.in_time == eager.in_time == 1.0
+        assert graphs.p99_s < gain * eager.p99_s
+
+
 def test_a_step_in_load_brings_pods_and_the_queue_is_done_as_promised() -> None:
     autoscale = Autoscale(HpaPolicy(max_replicas=10), start_s=20.0)
     drain_s, period_s = autoscale.demand.drain_s, autoscale.hpa.sync_s
