@@ -70,7 +70,7 @@ def test_budgets_of_capture_sizes_answer_more_of_an_overload_with_graphs() -> No
 
 
 def test_graphs_shorten_the_tail_of_short_steps_at_the_same_load() -> None:
-    rate = cases.capacity(find("h200-eager"), Lengths())
+    rate = cases.capacity(clock.find("h200-eager"), Lengths())
     steady = replace(cases.case("steady", seconds=0.2), slo_s=0.1, deadline_s=0.1, warm_up_s=0.05)
     for share, gain in ((0.2, 0.75), (0.6, 0.95)):
         load = replace(steady, arrivals=Steady(share * rate))

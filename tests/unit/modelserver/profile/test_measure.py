@@ -170,7 +170,7 @@ def test_a_profile_keeps_the_sizes_that_the_engine_has_graphs_for(tmp_path: Path
     assert store.load(tmp_path / "profile.json", OWNER) == measured
 
 
-def test_an_engine_with_graphs_is_measured_at_their_sizes_and_just_above_them(tmp_path: Path) -> None:
+def test_graphs_are_measured_at_their_sizes_and_just_above_them(tmp_path: Path) -> None:
     engine = TimedEngine()
     sizes = (64, 128, 192, 256, 512)
     engine.facts = replace(engine.facts, capture_sizes=sizes)

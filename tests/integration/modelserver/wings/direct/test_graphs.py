@@ -248,7 +248,7 @@ def test_steps_that_are_staged_beside_a_late_device_keep_their_inputs(seed: int)
         assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
-def test_two_steps_are_staged_at_once_and_a_third_takes_the_place_of_the_last() -> None:
+def test_two_steps_are_staged_and_a_third_takes_the_place_of_the_last() -> None:
     device = Late()
     engine, _ = graphed(Toy(), device)
     rng = np.random.default_rng(11)

@@ -58,7 +58,7 @@ def test_a_controller_steered_to_any_target_chooses_no_budget_above_it(answer_s:
         assert JUMP.time_s(budget) <= 1.05 * answer_s / 2
 
 
-def test_a_backlogs_batch_leaves_the_step_above_the_graphs_out_that_does_not_fit() -> None:
+def test_a_batch_of_a_backlog_is_not_just_above_the_graphs() -> None:
     server = replica(JUMP, 3072, capacity=8192)
     assert server.batch_tokens(9000, 9000, 0.0018) == 4096
     assert server.batch_tokens(4200, 4200, 0.01) == 4096
