@@ -29,7 +29,6 @@ from aggregator.reports.gauges import GAUGES, OnLoop, gauge_values
 from aggregator.reports.state import AggregatorState
 from aggregator.request.request import GRPC, HTTP, Backlog, Source
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
-from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.queue import QueuePolicy
@@ -59,6 +58,7 @@ from aggregator.wings.fast_tokenizer.fast_path import fast_path
 from aggregator.wings.openapi.documents import OPENAPI
 from aggregator.wings.page.live import live_pages
 from aggregator.wings.redis.broker import REDIS_BROKER
+from aggregator.wings.sla.service_levels import service_levels
 from aggregator.wings.undecodable.batches import read_by_hand
 from k8s.pod import open_files, telemetry
 from k8s.pod.monitoring import Heartbeat, Pages
@@ -355,12 +355,18 @@ def make_models(
         )
         for model in settings.models
     ]
-    goal = None if settings.sla.latency_s is None else SlaGoal(answer_s=settings.sla.latency_s)
 
     def counting(tokenizer: Tokenizer) -> Counting:
         return Counting(tokenizer, worker, inline_characters=INLINE_CHARACTERS)
 
-    return Models(models, policy, batching.token_budget, counting, goal, known=known)
+    return Models(
+        models,
+        policy,
+        batching.token_budget,
+        counting,
+        known=known,
+        service_level=service_levels(settings.sla),
+    )
 
 
 def make_ledger(settings: AggregatorSettings) -> Ledger:

@@ -155,6 +155,8 @@ PURE = (
     "aggregator.admission.quotas",
     "aggregator.sources.kafka.answered",
     "aggregator.sources.kafka.offsets",
+    "aggregator.wings.sla.controller",
+    "aggregator.wings.sla.sla",
     "modelserver.profile.saturation",
 )
 """What decides, and knows no clock, thread or network."""

@@ -104,6 +104,9 @@ def _registry_lines(root: Path, folder: Path, above: Sequence[Path]) -> Iterator
         text = (root / file).read_text(encoding="utf-8")
         if module in text and not own & {*file.parents}:
             yield from ((file, number) for number in _naming(file, text, module))
+            for number, line in enumerate(text.splitlines(), 1):
+                if line.strip().startswith(f'"{module}.') and line.endswith('",'):
+                    yield file, number
 
 
 def _naming(file: Path, text: str, module: str) -> Iterator[int]:

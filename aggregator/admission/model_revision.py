@@ -12,7 +12,7 @@ from aggregator.errors import InvalidRequest
 from aggregator.model_server import ModelServer, ServerDescription, differences
 from aggregator.request.generation import Generation
 from aggregator.request.request import Options, Request
-from aggregator.scheduler.budget.controller import SlaGoal, SloTracker
+from aggregator.scheduler.budget import ServiceLevel
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.generating_replica import LENGTH_SHARE, MeanLength
 from aggregator.scheduler.mixed_replica import MixedReplica
@@ -39,8 +39,8 @@ class ModelRevision:
         tokenizer: Tokenizer,
         counting: Counting,
         policy: DispatchPolicy,
-        goal: SlaGoal | None = None,
         *,
+        slo: ServiceLevel | None = None,
         known: KnownRows | None = None,
     ) -> None:
         self.description = description
@@ -51,7 +51,7 @@ class ModelRevision:
             policy = replace(policy, queue=replace(policy.queue, coalesce=False), by_prefix=True)
         control_ids = tokenizer.count((_CONTROL_TEXT,)).ids.tobytes()
         self.dispatcher = Dispatcher(f"{description.model}-{uuid.uuid4().hex[:8]}", policy, control_ids)
-        self.slo = SloTracker(goal) if goal is not None else None
+        self.slo = slo
         self.servers: dict[str, ModelServer] = {}
         self.mixed: dict[str, MixedReplica] = {}
         self.in_flight: set[Batch] = set()

@@ -14,7 +14,7 @@ from aggregator.errors import UnknownModel, shown
 from aggregator.model_server import ModelServer, ServerDescription
 from aggregator.request.request import Request
 from aggregator.scheduler.bounds import Admission
-from aggregator.scheduler.budget.controller import SlaGoal, StepLimits
+from aggregator.scheduler.budget import NewServiceLevel, StepLimits
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.mixed_replica import MixedReplica
@@ -225,11 +225,11 @@ class Models:
         policy: DispatchPolicy,
         token_budget: int | None,
         counting: Callable[[Tokenizer], Counting],
-        goal: SlaGoal | None = None,
         *,
+        service_level: NewServiceLevel | None = None,
         known: Callable[[ServerDescription], KnownRows] | None = None,
     ) -> None:
-        """A `token_budget` overrides the `goal`; without both it is the saturation point each server measured.
+        """A `token_budget` overrides a `service_level`; without both it is the saturation point each server measured.
 
         `known` makes what a revision knows of the rows that it gave.
         """
@@ -237,7 +237,7 @@ class Models:
         self.tasks = [served for model in self._models for served in model.tasks.values()]
         self._policy = policy
         self._token_budget = token_budget
-        self._goal = goal if token_budget is None else None
+        self._service_level = service_level if token_budget is None else None
         self._counting = counting
         self._known = known
         self._by_name = {name: model for model in self._models for name in (model.name, *model.aliases)}
@@ -281,10 +281,10 @@ class Models:
                 served.superseded.append(model_revision)
                 model_revision = None
             if model_revision is None:
-                goal = None if task is Task.GENERATE else self._goal
+                slo = None if task is Task.GENERATE or self._service_level is None else self._service_level()
                 known = self._known(description) if self._known is not None else None
                 counting = self._counting(tokenizer)
-                model_revision = ModelRevision(description, tokenizer, counting, self._policy, goal, known=known)
+                model_revision = ModelRevision(description, tokenizer, counting, self._policy, slo=slo, known=known)
                 served.revisions[description.model_revision] = model_revision
             replica = self._replica(description, model_revision)
             model_revision.add(server, replica)
@@ -300,7 +300,7 @@ class Models:
         budget_controller, slo, policy = None, model_revision.slo, self._policy.replica
         if slo is not None:
             limits = StepLimits(curve.saturation_point, capacity)
-            budget_controller = slo.controller(limits, curve.time_s(slo.goal.min_tokens))
+            budget_controller = slo.controller(limits, curve.time_s)
         budget = min(self._token_budget or curve.snapped(curve.saturation_point, capacity), capacity)
         generation = description.generation
         if generation is not None:

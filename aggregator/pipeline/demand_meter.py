@@ -94,7 +94,7 @@ class DemandMeter:
             tokens_per_record=kafka.tokens_per_request,
             replicas=_replicas(revisions),
             p99_s=max((slo.p99_s for slo in slos), default=0.0),
-            slo_s=max((slo.goal.answer_s for slo in slos), default=0.0),
+            slo_s=max((slo.goal_s for slo in slos), default=0.0),
             pending_requests=sum(len(served.pending) for served in model.tasks.values()),
             kv_token_s_per_token=self._kv_token_s_per_token(model),
         )

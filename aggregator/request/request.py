@@ -12,7 +12,7 @@ from aggregator.errors import Code, InvalidRequest, TokenbatchError
 from aggregator.request.generation import Generation
 from aggregator.request.vector import Vector
 from aggregator.scheduler.bounds import Admission
-from aggregator.scheduler.budget.controller import SloTracker
+from aggregator.scheduler.budget import ServiceLevel
 from aggregator.scheduler.queue import TokenQueue
 from aggregator.scheduler.work_item import ID_BYTES, Priority, Query, Task
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -27,7 +27,7 @@ class Held:
 
     admission: Admission
     queue: TokenQueue
-    slo: SloTracker | None
+    slo: ServiceLevel | None
     queued_s: float
 
 

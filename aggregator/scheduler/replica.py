@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 
-from aggregator.scheduler.budget.controller import BudgetController
+from aggregator.scheduler.budget import BudgetController
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.rates import LiveScale, ReplyDelay
 from aggregator.scheduler.work_item import Priority

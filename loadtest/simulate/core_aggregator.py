@@ -11,7 +11,7 @@ from math import inf
 from typing_extensions import override
 
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
-from aggregator.scheduler.budget.controller import BudgetController, SlaGoal, SloTracker, StepLimits
+from aggregator.scheduler.budget import BudgetController, ServiceLevel, StepLimits
 from aggregator.scheduler.curve import Curve
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.packing import Packer
@@ -138,11 +138,10 @@ class CoreAggregator:
         engine: Engine,
         *,
         token_budget: int | None = None,
-        goal: SlaGoal | None = None,
+        slo: ServiceLevel | None = None,
         max_held_tokens: int = 500_000,
         overhead_s: float = 0.0,
         without: AbstractSet[Mechanism] = frozenset(),
-        budget_controller: type[BudgetController] = BudgetController,
     ) -> None:
         """`overhead_s`: what an answer takes besides queue, network and step (tokenizing, completing)."""
         self._policy = policy_without(without, _POLICY)
@@ -153,14 +152,13 @@ class CoreAggregator:
             self.dispatcher.queue = _NothingAges(self._policy.queue)
             self.dispatcher.packer = Packer(self.dispatcher.queue, self._policy.pack)
         self.admission = Admission(AdmissionPolicy(max_held_tokens))
-        self.slo = SloTracker(goal) if goal is not None else None
+        self.slo = slo
         self.expired = 0
         self._number = number
         self._engine = engine
         self._token_budget = token_budget
         self._overhead_s = overhead_s
         self._waits = False
-        self._budget_controller = budget_controller
         self._curve_is_smooth = Mechanism.CAPTURE_SIZES in without
 
     @property
@@ -235,9 +233,7 @@ class CoreAggregator:
         budget_controller = None
         if self.slo is not None:
             limits = StepLimits(curve.saturation_point, engine.step_tokens)
-            budget_controller = self.slo.controller(
-                limits, curve.time_s(self.slo.goal.min_tokens), self._budget_controller
-            )
+            budget_controller = self.slo.controller(limits, curve.time_s)
         if self._curve_is_smooth:
             curve = replace(curve, capture_sizes=())
         budget = self._token_budget or curve.snapped(curve.saturation_point, engine.step_tokens)

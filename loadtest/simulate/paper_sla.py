@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from aggregator.scheduler.budget.controller import BudgetController, RecentQuantile, SlaGoal, StepLimits
+from aggregator.scheduler.budget import StepLimits
+from aggregator.wings.sla.controller import RecentQuantile, SlaBudgetController, SlaGoal
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class PaperController:
         self.size = min(max(math.floor(wanted), policy.min_size), policy.max_size)
 
 
-class PaperBudgetController(BudgetController):
+class PaperBudgetController(SlaBudgetController):
     """One replica's budget as the paper's search has it, with tokens for requests, up to the saturation point."""
 
     def __init__(self, goal: SlaGoal, limits: StepLimits, shortest_step_s: float, overhead: RecentQuantile) -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 
-from aggregator.scheduler.budget.controller import BudgetController, SlaGoal
 from aggregator.scheduler.curve import Curve
 from aggregator.scheduler.work_item import Priority
+from aggregator.wings.sla.controller import SlaBudgetController, SlaGoal, SloTracker
 from loadtest.simulate.core_aggregator import CoreAggregator, Mechanism
 from loadtest.simulate.load import Arrivals, Lengths
 from loadtest.simulate.model_servers import Aggregator, Engine
@@ -135,16 +135,16 @@ class Policy:
     def aggregator(self, number: int, scenario: Scenario, engine: Engine) -> Aggregator:
         """One aggregator that follows it."""
         if self.kind in {Kind.OURS, Kind.SLA_PAPER}:
-            goal = SlaGoal(answer_s=scenario.slo_s) if self.sla and not self.tokens else None
+            kind = SlaBudgetController if self.kind is Kind.OURS else PaperBudgetController
+            slo = SloTracker(SlaGoal(answer_s=scenario.slo_s), kind) if self.sla and not self.tokens else None
             return CoreAggregator(
                 number,
                 engine,
                 token_budget=self.tokens or None,
-                goal=goal,
+                slo=slo,
                 max_held_tokens=scenario.max_held_tokens,
                 overhead_s=scenario.intake_s + scenario.complete_s,
                 without=self.without,
-                budget_controller=BudgetController if self.kind is Kind.OURS else PaperBudgetController,
             )
         return PlainAggregator(number, engine, self._closing(engine), scenario.max_held_tokens)
 

@@ -22,7 +22,7 @@ from aggregator.request import request as requests
 from aggregator.request.request import Defaults, Failure, Receive, Request
 from aggregator.request.vector import Vector
 from aggregator.scheduler.bounds import Admission, AdmissionPolicy
-from aggregator.scheduler.budget.controller import SlaGoal
+from aggregator.scheduler.budget import NewServiceLevel
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.work_item import Priority, Task
@@ -129,7 +129,7 @@ class FakedPipeline:
         *engines: FakeEngine,
         max_held_tokens: int = 10_000,
         max_unavailable_s: float | None = None,
-        goal: SlaGoal | None = None,
+        service_level: NewServiceLevel | None = None,
         scales_to_zero: bool = False,
         known: Callable[[ServerDescription], KnownRows] | None = None,
         quotas: QuotaPolicy | None = None,
@@ -142,7 +142,7 @@ class FakedPipeline:
         )
         self.embeds = self.model.tasks[Task.EMBED]
         dispatch = replace(DispatchPolicy(), **policy)
-        models = Models([self.model], dispatch, None, FakeCounting, goal, known=known)
+        models = Models([self.model], dispatch, None, FakeCounting, known=known, service_level=service_level)
         self.metrics = Metrics(MetricsBuffer())
         self.pipeline = Pipeline(
             models,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from aggregator.scheduler.budget.controller import BudgetController, RecentQuantile, SlaGoal, StepLimits
+from aggregator.scheduler.budget import BudgetController
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
 
@@ -19,14 +19,18 @@ class HeardController(BudgetController):
     """Allows so many tokens, and keeps what it observes: a step's tokens, its time, the budget of the batch."""
 
     def __init__(self, allowed: int) -> None:
-        super().__init__(SlaGoal(answer_s=0.1), StepLimits(allowed, 4096), 0.01, RecentQuantile(0.95))
         self.heard: list[tuple[int, float, int]] = []
-        self._allowed = allowed
+        self._allowed = self.min_tokens = allowed
 
     @property
     @override
     def token_budget(self) -> int:
         return self._allowed
+
+    @property
+    @override
+    def at_floor(self) -> bool:
+        return True
 
     @override
     def observe(self, step_tokens: int, step_s: float, packed_budget: int, shortest_step_s: float) -> None:

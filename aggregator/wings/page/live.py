@@ -215,7 +215,7 @@ class LiveFeed(Feed):
 
     def _is_slow(self) -> bool:
         slos = [model_revision.slo for model_revision in self._models.in_service()]
-        return any(slo.p99_s > slo.goal.answer_s for slo in slos if slo is not None)
+        return any(slo.p99_s > slo.goal_s for slo in slos if slo is not None)
 
     def _steps(self, now_s: float, *, new_only: bool) -> list[Sequence[object]]:
         """Steps of servers that generate: server, end, duration, decoding sequences, tokens of prompts and inputs."""

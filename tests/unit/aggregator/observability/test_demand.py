@@ -10,14 +10,13 @@ from aggregator.pipeline.demand_meter import _RECENT_TOKENS, DemandMeter  # pyri
 from aggregator.reports.demand import DemandReport
 from aggregator.request.generation import Generation
 from aggregator.request.request import Backlog, Held
-from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.rates import ArrivalPolicy
 from aggregator.scheduler.work_item import Task
 from protos.aggregator.v1 import aggregator_pb2 as pb
 from protos.generation.v1.generation_pb2 import Sampling
 from tests.support.fake_source import KAFKA, FakeSource, any_request
-from tests.support.faked_pipeline import CURVE, MODEL, FakedPipeline, new_engine
+from tests.support.faked_pipeline import MODEL, FakedPipeline, new_engine
 from tests.support.virtual_time import ManualClock, in_virtual_time
 from tests.unit.aggregator.test_two_tasks import faked_of, generated, server
 
@@ -155,22 +154,6 @@ async def test_servers_of_both_tasks_are_reported_once_and_memory_by_text_share(
             request.release()
         share = meter.of(faked.model).kv_token_s_per_token / texts.kv_token_s_per_token
     assert share == pytest.approx(2 / 3)
-
-
-@in_virtual_time
-async def test_a_promise_is_told_with_how_it_was_kept_and_if_budgets_can_fall() -> None:
-    async with FakedPipeline(
-        new_engine(slowness=100.0), goal=SlaGoal(answer_s=0.004, min_tokens=16)
-    ).started() as faked:
-        model = report(faked).models[0]
-        assert (model.slo_s, model.p99_s, model.replicas[0].budget_at_floor) == (0.004, 0.0, False)
-        for _ in range(60):
-            await asyncio.gather(*(faked.embed("1 " * 20) for _ in range(10)))
-        model = report(faked).models[0]
-    assert model.p99_s > 0.2
-    assert model.replicas[0].budget_at_floor
-    assert model.replicas[0].address == "server-1:1"
-    assert model.replicas[0].step_time_s > CURVE.time_s(16)
 
 
 @in_virtual_time

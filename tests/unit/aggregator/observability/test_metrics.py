@@ -15,7 +15,6 @@ from aggregator.reports import gauges
 from aggregator.reports.gauges import GAUGES, OnLoop, Values, gauge_values
 from aggregator.request.generation import Generation
 from aggregator.request.request import Backlog
-from aggregator.scheduler.budget.controller import SlaGoal
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, SendReason, StepReport
 from aggregator.scheduler.work_item import Task
@@ -53,7 +52,7 @@ def exercised(metrics: Metrics) -> None:
 async def test_every_metric_that_the_docs_list_has_its_name_unit_and_attributes() -> None:
     buffer = MetricsBuffer()
     metrics = Metrics(buffer, slo_s=0.3)
-    async with FakedPipeline(new_engine(), goal=SlaGoal(answer_s=1.0)).started() as faked:
+    async with FakedPipeline(new_engine()).started() as faked:
         await faked.embed("5 5")
         buffer.gauges(GAUGES, OnLoop(lambda: gauge_values(faked.pipeline.models, BACKLOGS)))
         exercised(metrics)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aggregator.scheduler.budget.controller import BudgetController
+from aggregator.scheduler.budget import BudgetController
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy, Due
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Replica, SendReason, StepReport

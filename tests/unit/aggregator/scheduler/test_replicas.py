@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.scheduler.budget.controller import BudgetController, RecentQuantile, SlaGoal, StepLimits
+from aggregator.scheduler.budget import BudgetController
 from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.replica import UNMEASURED, Replica, StepReport
 from aggregator.scheduler.replica_choice import choose_replica
@@ -285,7 +285,7 @@ def test_a_replica_counts_as_shared_from_a_fifth_of_replies_on() -> None:
 
 
 def test_a_replica_begins_with_its_controllers_budget() -> None:
-    budget_controller = BudgetController(SlaGoal(answer_s=0.1), StepLimits(77, 4096), 0.01, RecentQuantile(0.95))
+    budget_controller = HeardController(77)
     assert Replica("a", CURVE, 101, POLICY, budget_controller).token_budget == budget_controller.token_budget != 101
 
 
@@ -349,7 +349,7 @@ def test_where_a_steps_time_is_the_same_for_any_tokens_all_are_in_time() -> None
 
 def test_no_measured_gain_or_a_stricter_controller_bounds_backlogs() -> None:
     assert roomy(capacity=0).batch_tokens(9000, 9000, inf) == 100
-    budget_controller = BudgetController(SlaGoal(answer_s=0.1), StepLimits(300, 4096), 0.01, RecentQuantile(0.95))
+    budget_controller = HeardController(300)
     assert roomy(budget_controller=budget_controller).batch_tokens(9000, 9000, inf) == 300
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aggregator.scheduler.budget.sla import SlaController, SlaPolicy
 from aggregator.scheduler.curve import Curve, Rule
+from aggregator.wings.sla.sla import SlaController, SlaPolicy
 from loadtest.simulate.paper_sla import PaperController, PaperPolicy
 
 POLICY = PaperPolicy(64, 4096, 4096)

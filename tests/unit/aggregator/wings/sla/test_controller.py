@@ -8,19 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.scheduler.budget.controller import BudgetController, RecentQuantile, SlaGoal, SloTracker, StepLimits
+from aggregator.scheduler.budget import StepLimits
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
+from aggregator.wings.sla.controller import RecentQuantile, SlaBudgetController, SlaGoal, SloTracker
 
 CURVE = Curve(0.004, 0.004, 1e-4, 1000, Rule.THROUGHPUT, 8192)
 LIMITS = StepLimits(saturation_point=1000, step_capacity=4096)
 
 
-def budget_controller(goal: SlaGoal, limits: StepLimits = LIMITS) -> BudgetController:
-    return SloTracker(goal).controller(limits, CURVE.time_s(goal.min_tokens))
+def budget_controller(goal: SlaGoal, limits: StepLimits = LIMITS) -> SlaBudgetController:
+    return SloTracker(goal).controller(limits, CURVE.time_s)
 
 
-def steps(one: BudgetController, count: int, slowness: float = 1.0) -> None:
+def steps(one: SlaBudgetController, count: int, slowness: float = 1.0) -> None:
     for _ in range(count):
         budget = one.token_budget
         one.observe(budget, slowness * CURVE.time_s(budget), budget, slowness * CURVE.time_s(one.min_tokens))
@@ -36,7 +37,7 @@ def test_it_rises_to_what_the_target_allows_and_a_step_holds() -> None:
 
 def test_the_targets_of_an_answer_leave_room_for_the_measured_overhead() -> None:
     slo = SloTracker(SlaGoal(answer_s=0.120))
-    one = slo.controller(LIMITS, CURVE.time_s(64))
+    one = slo.controller(LIMITS, CURVE.time_s)
     assert one.target_s == pytest.approx(0.060)
     for _ in range(100):
         slo.answered(0.5, 0.020)
@@ -102,7 +103,7 @@ def test_a_quantile_is_of_the_last_512_values_taken_anew_each_sixteenth() -> Non
 def test_the_overhead_that_is_left_room_for_is_the_p95_without_queueing() -> None:
     """Else an overload, in which answers queue for seconds, would drive the budget to its floor."""
     slo = SloTracker(SlaGoal(answer_s=0.200))
-    one = slo.controller(LIMITS, CURVE.time_s(64))
+    one = slo.controller(LIMITS, CURVE.time_s)
     for number in range(512):
         slo.answered(latency_s=30.0, overhead_s=0.010 if number % 25 else 0.080)
     steps(one, 1)
@@ -116,7 +117,7 @@ def test_the_overhead_that_is_left_room_for_is_the_p95_without_queueing() -> Non
 def test_an_overhead_below_zero_counts_as_none() -> None:
     slo = SloTracker(SlaGoal(answer_s=0.200))
     slo.answered(0.1, -5.0)
-    one = slo.controller(LIMITS, CURVE.time_s(64))
+    one = slo.controller(LIMITS, CURVE.time_s)
     assert one.target_s == pytest.approx(0.100)
 
 

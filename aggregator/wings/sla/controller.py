@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from aggregator.scheduler.budget.sla import SlaController, SlaPolicy, step_target_s
+from typing_extensions import override
+
+from aggregator.scheduler.budget import BudgetController, ServiceLevel, StepLimits
+from aggregator.wings.sla.sla import SlaController, SlaPolicy, step_target_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +45,8 @@ class RecentQuantile:
             self.value = ordered[math.ceil(self._share * len(ordered)) - 1]
 
 
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """The limits of a model server, in tokens: its saturation point, and the capacity of a step."""
-
-    saturation_point: int
-    step_capacity: int
-
-
-class BudgetController:
-    """The tokens that one replica's steps may hold, updated with every step that its server reports."""
+class SlaBudgetController(BudgetController):
+    """One replica's budget, so that a step takes the time that the goal leaves for it."""
 
     def __init__(self, goal: SlaGoal, limits: StepLimits, shortest_step_s: float, overhead: RecentQuantile) -> None:
         """`overhead`: the live p95 of an answer's time without queueing and step."""
@@ -63,6 +59,7 @@ class BudgetController:
         self._controller = SlaController(SlaPolicy(self.min_tokens, highest, start), target_s)
 
     @property
+    @override
     def token_budget(self) -> int:
         return self._controller.token_budget
 
@@ -71,41 +68,37 @@ class BudgetController:
         return self._controller.target_s
 
     @property
+    @override
     def at_floor(self) -> bool:
-        """Whether only more servers can make answers faster."""
         return self._controller.at_floor
 
+    @override
     def observe(self, step_tokens: int, step_s: float, packed_budget: int, shortest_step_s: float) -> None:
-        """Learn from one step of a batch that was packed for `packed_budget` tokens.
-
-        `shortest_step_s` is what a step of `min_tokens` takes now: no target is shorter.
-        """
+        """No target is shorter than `shortest_step_s`."""
         self._controller.retarget(step_target_s(self.goal.answer_s, self._overhead.value, shortest_step_s))
         self._controller.observe(step_tokens, step_s, packed_budget)
 
 
-class SloTracker:
-    """The service level of one model revision, and how recent answers of all replicas met it."""
+class SloTracker(ServiceLevel):
+    """The service level of one model revision; its replicas have controllers of a `kind`."""
 
-    __slots__ = ("_latency", "_overhead", "goal")
-
-    def __init__(self, goal: SlaGoal) -> None:
-        self.goal = goal
+    def __init__(self, goal: SlaGoal, kind: type[SlaBudgetController] = SlaBudgetController) -> None:
+        self.goal_s = goal.answer_s
+        self._goal = goal
+        self._kind = kind
         self._overhead = RecentQuantile(0.95)
         self._latency = RecentQuantile(0.99)
 
     @property
+    @override
     def p99_s(self) -> float:
-        """Recent p99 of whole answers, queueing included; 0 before any."""
         return self._latency.value
 
+    @override
     def answered(self, latency_s: float, overhead_s: float) -> None:
-        """An answer was delivered; `overhead_s` is its time without queueing and engine step."""
         self._latency.observe(latency_s)
         self._overhead.observe(max(0.0, overhead_s))
 
-    def controller(
-        self, limits: StepLimits, shortest_step_s: float, kind: type[BudgetController] = BudgetController
-    ) -> BudgetController:
-        """One replica's budget controller; `shortest_step_s`: a measured step of the goal's `min_tokens`."""
-        return kind(self.goal, limits, shortest_step_s, self._overhead)
+    @override
+    def controller(self, limits: StepLimits, step_time_s: Callable[[int], float]) -> SlaBudgetController:
+        return self._kind(self._goal, limits, step_time_s(self._goal.min_tokens), self._overhead)

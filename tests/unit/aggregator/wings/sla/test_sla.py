@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.scheduler.budget.sla import SlaController, SlaPolicy, step_target_s
 from aggregator.scheduler.curve import Curve, Rule
+from aggregator.wings.sla.sla import SlaController, SlaPolicy, step_target_s
 
 SEEDS = range(20)
 NOISE = 0.10

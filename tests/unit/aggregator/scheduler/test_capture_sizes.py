@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.scheduler.budget.controller import BudgetController, RecentQuantile, SlaGoal, StepLimits
 from aggregator.scheduler.curve import Curve, Rule
-from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
+from aggregator.scheduler.replica import Replica, ReplicaPolicy
 
 SIZES = (256, 512, 1024, 2048)
 FLAT = Curve(0.01, 0.01, 0.0, 700, Rule.FLAT, 4096, capture_sizes=SIZES)
@@ -51,13 +49,6 @@ def test_no_budget_is_just_above_the_largest_graph(tokens: int) -> None:
     assert not 4096 < found < 5000
 
 
-@pytest.mark.parametrize("answer_s", [0.0028, 0.0034, 0.0038, 0.00395, 0.00405, 0.0043, 0.0055, 0.008])
-def test_a_controller_steered_to_any_target_chooses_no_budget_above_it(answer_s: float) -> None:
-    for budget in steered(JUMP, answer_s)[-50:]:
-        assert not 4096 < budget < 5000
-        assert JUMP.time_s(budget) <= 1.05 * answer_s / 2
-
-
 def test_a_batch_of_a_backlog_is_not_just_above_the_graphs() -> None:
     server = replica(JUMP, 3072, capacity=8192)
     assert server.batch_tokens(9000, 9000, 0.0018) == 4096
@@ -84,8 +75,8 @@ def test_no_budget_near_has_a_higher_throughput(curve: Curve, tokens: int, most:
     assert curve.throughput(found) >= best * (1 - 1e-12)
 
 
-def replica(curve: Curve, budget: int, controller: BudgetController | None = None, capacity: int = 0) -> Replica:
-    return Replica("a:1", curve, budget, ReplicaPolicy(), controller, capacity=capacity)
+def replica(curve: Curve, budget: int, capacity: int = 0) -> Replica:
+    return Replica("a:1", curve, budget, ReplicaPolicy(), capacity=capacity)
 
 
 def test_a_batch_of_a_backlog_ends_at_a_size_and_within_its_time() -> None:
@@ -105,29 +96,3 @@ def test_a_batch_of_a_backlog_ends_at_a_size_and_within_its_time() -> None:
 def test_a_step_above_the_last_size_has_the_tokens_that_its_time_allows() -> None:
     exact = Curve(0.0, 2**-7, 2**-10, 100, Rule.THROUGHPUT, 4096, capture_sizes=(256,))
     assert replica(exact, 128, capacity=4096).batch_tokens(9000, 9000, exact.time_s(300)) == 300
-
-
-def steered(curve: Curve, answer_s: float, steps: int = 200) -> list[int]:
-    """The budgets of a replica whose server computes full steps as the curve says."""
-    goal = SlaGoal(answer_s, min_tokens=16)
-    controller = BudgetController(goal, StepLimits(700, 4096), curve.time_s(16), RecentQuantile(0.95))
-    server = replica(curve, 4096, controller, capacity=4096)
-    budgets: list[int] = []
-    now_s = 0.0
-    for _ in range(steps):
-        budget = server.token_budget
-        budgets.append(budget)
-        server.sent("batch", budget, now_s)
-        now_s += curve.time_s(budget)
-        server.ended("batch", now_s, StepReport(budget, curve.time_s(budget), 0, 0.0, 0.0))
-    return budgets
-
-
-def test_a_latency_target_puts_the_budget_at_the_largest_size_meeting_it() -> None:
-    for size, larger in pairwise(SIZES):
-        between_s = (LINE.time_s(size) + LINE.time_s(larger)) / 2
-        assert set(steered(LINE, 2 * between_s)[-50:]) == {size}
-
-
-def test_on_a_flat_curve_a_latency_target_lets_the_budget_pass_every_size() -> None:
-    assert steered(FLAT, 0.024)[-1] > SIZES[-1]

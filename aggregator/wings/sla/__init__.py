@@ -1,0 +1,1 @@
+"""Token budgets that follow a latency target, `sla.latency_s`."""
