@@ -68,7 +68,8 @@ class AsyncClient:
     ) -> AsyncIterator[tuple[int, results.Embedding]]:
         """Pairs of an input's index and its row, in completion order, over one stream; failed rows have their error.
 
-        `timeout_s`: of each request of `per_request` inputs, not of the stream, which may last.
+        `timeout_s`: of each request of `per_request` inputs. The stream may last, but ends with Unavailable when its
+        aggregator stops, or after 270 s: what has no row then is to be sent again.
         """
         exchange = requests.Exchange(per_request, {"expire_s": timeout_s or self._timeout_s, **options})
         given: Any = exchange.requests(inputs) if isinstance(inputs, Iterable) else exchange.requests_of(inputs)

@@ -1,4 +1,4 @@
-"""The secure channel of docs/clients.md opens a door with mTLS and tokens."""
+"""The secure client of docs/clients.md opens a door with mTLS and tokens."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.clients.snippets import ROOT, read
+from tests.clients.snippets import read
 from tests.support.certificates import Authority
 from tests.support.listening import listening
 
 ASK = """
 import os
-from protos.embedding.v1 import embedding_pb2 as pb, embedding_pb2_grpc as rpc
-from secure import secure_channel
-with secure_channel(os.environ["EMBED_TARGET"]) as channel:
-    answer = rpc.EmbeddingsStub(channel).Embed(pb.EmbedRequest(inputs=[pb.Input(text="rain")]), timeout=20)
-print("vectors:", len(answer.embeddings))
+from secure import secure_client
+with secure_client(os.environ["EMBED_TARGET"]) as client:
+    print("vectors:", len(client.embed(["rain"], timeout_s=20).vectors()))
 """
 
 
-async def test_the_secure_channel_gets_in(tmp_path: Path) -> None:
+async def test_the_secure_client_gets_in(tmp_path: Path) -> None:
     read().write("python", tmp_path)
     authority = Authority()
     server_cert, server_key = authority.issue("server").write(tmp_path, "server")
@@ -35,7 +33,7 @@ async def test_the_secure_channel_gets_in(tmp_path: Path) -> None:
         "tls": {"cert_file": server_cert, "key_file": server_key, "client_ca_file": ca},
         "authentication": {"tokens_file": tmp_path / "tokens"},
     }
-    told = {"EMBED_CA": ca, "EMBED_CERT": cert, "EMBED_KEY": key, "EMBED_TOKEN": "token-of-a", "PYTHONPATH": ROOT}
+    told = {"EMBED_CA": ca, "EMBED_CERT": cert, "EMBED_KEY": key, "EMBED_TOKEN": "token-of-a"}
     async with listening(settings={"grpc": grpc}) as door:
         environment = {**os.environ, "EMBED_TARGET": door.address, **{name: str(value) for name, value in told.items()}}
         command = [sys.executable, "ask.py"]

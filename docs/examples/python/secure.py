@@ -1,15 +1,14 @@
 import os
 
-import grpc
+from tokenbatch_client import Client
 
 
-def read(variable: str) -> bytes | None:
-    return open(os.environ[variable], "rb").read() if variable in os.environ else None
-
-
-def secure_channel(target: str) -> grpc.Channel:
-    tls = grpc.ssl_channel_credentials(read("EMBED_CA"), read("EMBED_KEY"), read("EMBED_CERT"))
-    if "EMBED_TOKEN" in os.environ:
-        token = grpc.access_token_call_credentials(os.environ["EMBED_TOKEN"])
-        tls = grpc.composite_channel_credentials(tls, token)
-    return grpc.secure_channel(target, tls)
+def secure_client(target: str) -> Client:
+    return Client(
+        target,
+        tls=True,
+        ca_file=os.environ.get("EMBED_CA", ""),  # without it: the system's authorities
+        cert_file=os.environ.get("EMBED_CERT", ""),
+        key_file=os.environ.get("EMBED_KEY", ""),
+        token=os.environ.get("EMBED_TOKEN", ""),
+    )
