@@ -161,6 +161,7 @@ class Aggregator:
             self.sources.append(http := HttpSource(settings.http, settings.grpc.tls, served, ROUTES, STATICS))
         extensions = ExtensionParts(http, served, self._ledger.intake, self._pipeline.forget)
         self.sources += filter(None, (extension.open(settings, extensions) for extension in EXTENSIONS))
+        meter.sources = self.sources
         report = DemandReport(self._models, meter, self._backlogs)
         self._demand = DemandServer(settings.demand.bind, report) if settings.demand.bind else None
         self._work: list[asyncio.Task[None]] = []

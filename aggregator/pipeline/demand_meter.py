@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Model, Models
 from aggregator.errors import UnknownModel
-from aggregator.request.request import KAFKA, Request
+from aggregator.request.request import KAFKA, Request, Source
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.rates import ArrivalPolicy, Arrivals
 from aggregator.scheduler.work_item import Task
@@ -34,6 +34,8 @@ class DemandMeter:
         self._started_s = clock()
         self._tokens = {(model.name, task): 0.0 for model in models for task in Task}
         self._arrivals: dict[tuple[str, str], Arrivals] = {}
+        self.sources: Sequence[Source] = ()
+        """Those that may say what their demand is instead."""
 
     def arrived(self, source: str, requests: Sequence[Request]) -> None:
         inputs: dict[str, int] = {}
@@ -85,12 +87,18 @@ class DemandMeter:
         revisions = model.revisions
         slos = [model_revision.slo for model_revision in revisions if model_revision.slo is not None]
         kafka = self._of(model.name, KAFKA)
-        others = [each for (name, source), each in self._arrivals.items() if name == model.name and source != KAFKA]
+        paced = {source.name: found for source in self.sources if (found := source.paced(model.name)) is not None}
+        others = [
+            each
+            for (name, source), each in self._arrivals.items()
+            if name == model.name and source != KAFKA and source not in paced
+        ]
         return pb.ModelDemand(
             model=model.name,
-            other_tokens_per_s=sum(each.tokens_per_s(now_s) for each in others),
+            other_tokens_per_s=sum(each.tokens_per_s(now_s) for each in others)
+            + sum(each.tokens_per_s for each in paced.values()),
             kafka_tokens_per_s=kafka.tokens_per_s(now_s),
-            held_tokens=model.admission.total,
+            held_tokens=max(0, model.admission.total - int(sum(each.held_tokens for each in paced.values()))),
             tokens_per_record=kafka.tokens_per_request,
             replicas=_replicas(revisions),
             p99_s=max((slo.p99_s for slo in slos), default=0.0),

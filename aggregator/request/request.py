@@ -281,6 +281,15 @@ class Backlog(NamedTuple):
 
 
 Backlogs = Callable[[], Sequence[Backlog]]
+
+
+class Paced(NamedTuple):
+    """The demand of requests that have hours: a rate that ends them in time, and the tokens that they hold now."""
+
+    tokens_per_s: float
+    held_tokens: float
+
+
 Receive = Callable[[], Awaitable[Sequence[Request]]]
 """Waits for the next requests, at least one; none once the source has ended."""
 
@@ -353,3 +362,8 @@ class Source(ABC):
     def backlogs(self) -> Sequence[Backlog]:
         """The backlog of every partition that this source reads."""
         return ()
+
+    def paced(self, model: str) -> Paced | None:
+        """The demand for a model where it is not what arrives and is held; None where it is."""
+        del model
+        return None

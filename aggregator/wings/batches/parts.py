@@ -81,7 +81,7 @@ def open_source(settings: AggregatorSettings, batches: BatchesSettings, parts: E
         default_model=served.default_model,
         dimensions=served.models.dimensions,
         forget=parts.forget,
-        known=served.models.__contains__,
+        name_of=lambda name: served.models.find(name).name if name in served.models else "",
     )
     source.kafka, source.producer = kafka, producer
     http.service.mounted.append(BatchRoutes(http.service.calls, desk, http.service.forms))

@@ -17,7 +17,7 @@ import msgspec
 from typing_extensions import override
 
 from aggregator.errors import Code, TokenbatchError
-from aggregator.request.request import Receive, Request, Source
+from aggregator.request.request import Paced, Receive, Request, Source
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.http.answer import Form
@@ -60,7 +60,7 @@ class BatchSource(Source):
         default_model: str,
         dimensions: Callable[[str], int],
         forget: Callable[[Callable[[Request], bool]], None],
-        known: Callable[[str], bool] = lambda _: True,
+        name_of: Callable[[str], str] = lambda name: name,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`forms`: of the bodies of lines, by endpoint; `dimensions`: of a model, 0 if not known."""
@@ -70,7 +70,7 @@ class BatchSource(Source):
         self._default_model = default_model
         self._dimensions = dimensions
         self._forget = forget
-        self._known = known
+        self._name_of = name_of
         self._clock = clock
         self._topic = desk.settings.topic
         self._pending: dict[str, deque[tuple[Pointer, InFlightRecord]]] = {}
@@ -215,7 +215,7 @@ class BatchSource(Source):
             committed_offset.complete(record)
             return ()
         model = pointer.model or self._default_model
-        if self._known(model):
+        if self._name_of(model):
             self._asked.add(model)
 
         why = End.EXPIRED if desk.now_s() >= batch.expires_s else None
@@ -344,14 +344,24 @@ class BatchSource(Source):
             self._close(chunk)
         return lambda request: request.source is self and origin_of(request).chunk.record in gone
 
-    def paced_tokens_per_s(self) -> float:
-        """The tokens of the chunks that wait here or are computed, each over the time left in its batch's window."""
+    @override
+    def paced(self, model: str) -> Paced:
+        """The tokens of the chunks that wait here or are computed, each over the time left in its batch's window.
+
+        Records that are not read yet are taken to be like those that are.
+        """
         now_s = self._desk.now_s()
+        computed = [chunk for chunk in self._open.values() if self._is_of(chunk.pointer, model)]
         pointers = [pointer for records in self._pending.values() for pointer, _ in records]
         pointers += [chunk.pointer for chunk in self._open.values()]
-        rates = [each.length / _BYTES_PER_TOKEN / max(1.0, each.expires_s - now_s) for each in pointers]
+        own = [each for each in pointers if self._is_of(each, model)]
+        rate = sum(each.length / _BYTES_PER_TOKEN / max(1.0, each.expires_s - now_s) for each in own)
         unread = sum(each.lag_records for each in self._consumer.partitions.values())
-        return sum(rates) * (1.0 + unread / len(rates)) if rates else 0.0
+        held = sum(each.pointer.length * each.lines.left / len(each.raws) for each in computed)
+        return Paced(rate * (1.0 + unread / len(pointers)) if pointers else 0.0, held / _BYTES_PER_TOKEN)
+
+    def _is_of(self, pointer: Pointer, model: str) -> bool:
+        return self._name_of(pointer.model or self._default_model) == model
 
     @override
     async def stop(self, grace_s: float) -> None:
