@@ -36,9 +36,9 @@ server's also reads its model's files.
 OpenTelemetry's own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME` and others) apply as well.
 
 In the Helm chart the same names are under `aggregator.config`, `modelServer.config`, `scaler.config`,
-`kafka.config` and `redis.config`. The chart itself sets those with a † (ports, addresses, mounted files), and its
-values do not take them. They also do not take `password`, `password_file` and `token_file` of `kafka.sasl` and
-`redis.user`, `jwks_file` of `grpc.authentication.jwt`, and `cache` of `tokenizer` and `profile`.
+`kafka.config`, `redis.config` and `batches.config`. The chart itself sets those with a † (ports, addresses, mounted
+files), and its values do not take them. They also do not take `password`, `password_file` and `token_file` of
+`kafka.sasl` and `redis.user`, `jwks_file` of `grpc.authentication.jwt`, and `cache` of `tokenizer` and `profile`.
 """
 
 _PROCESSES: tuple[tuple[str, str, type[BaseModel], str], ...] = (
@@ -77,7 +77,7 @@ def _process(title: str, module: str, settings: type[BaseModel], prefix: str) ->
 
 def _set_by_chart(process: str, path: tuple[str, ...]) -> bool:
     """Whether the chart sets it itself, or its group, so that its values do not take it."""
-    process, path = (path[0], path[1:]) if path[0] in {"kafka", "redis"} else (process, path)
+    process, path = (path[0], path[1:]) if path[0] in {"kafka", "redis", "batches"} else (process, path)
     return any(".".join(path[:length]) in CHART_SETS[process] for length in range(1, len(path) + 1))
 
 

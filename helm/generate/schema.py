@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from aggregator.all_settings import AllSettings
 from aggregator.settings.aggregator import KafkaSettings
+from aggregator.wings.batches.settings import BatchesSettings
 from aggregator.wings.redis.settings import RedisSettings
 from aggregator.wings.scaler.settings import ScalerSettings
 from modelserver.all_settings import AllModelServerSettings
@@ -22,6 +23,7 @@ Schema = dict[str, Any]
 SETTINGS: dict[str, type[BaseModel]] = {
     "kafka": KafkaSettings,
     "redis": RedisSettings,
+    "batches": BatchesSettings,
     "aggregator": AllSettings,
     "modelserver": AllModelServerSettings,
     "scaler": ScalerSettings,
@@ -33,8 +35,9 @@ CHART_SETS: dict[str, frozenset[str]] = {
         {"enabled", "bootstrap_servers", "ssl"} | {"sasl.password", "sasl.password_file", "sasl.token_file"}
     ),
     "redis": frozenset({"enabled", "servers", "tls", "user.password", "user.password_file"}),
+    "batches": frozenset({"store"}),
     "aggregator": frozenset(
-        {"kafka", "redis", "models", "grpc.bind", "grpc.tls", "http.bind", "demand"}
+        {"kafka", "redis", "batches", "models", "grpc.bind", "grpc.tls", "http.bind", "demand"}
         | {"grpc.authentication.tokens_file", "grpc.authentication.jwt.jwks_file"}
         | {"telemetry.metrics_bind", "tenants.aggregators", "tokenizer.cache"}
     ),

@@ -48,6 +48,9 @@
 {{- if .Values.redis.enabled -}}
 {{- include "tokenbatch.override" (list $settings (dict "redis" (include "tokenbatch.redisSettings" . | fromYaml))) -}}
 {{- end -}}
+{{- if .Values.batches.enabled -}}
+{{- include "tokenbatch.override" (list $settings (dict "batches" (include "tokenbatch.batchesSettings" . | fromYaml))) -}}
+{{- end -}}
 {{- $callers := printf "k8s://%s-aggregator.%s:50051" (include "tokenbatch.fullname" .) .Release.Namespace -}}
 {{- include "tokenbatch.override" (list $settings (dict
   "kafka" (include "tokenbatch.kafkaSettings" . | fromYaml)

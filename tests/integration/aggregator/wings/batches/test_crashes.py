@@ -32,9 +32,7 @@ def test_every_process_is_killed_and_each_line_is_answered_once(broker: KafkaBro
     }
     with aggregators(broker, tmp_path, "crashes") as start, synthetic(tmp_path / "model-server.log") as server:
         first = start(server, settings=told)
-        others: list[Aggregator] = [
-            start(server, topics=first.topics, settings=told).process for _ in range(1)
-        ]
+        others: list[Aggregator] = [start(server, topics=first.topics, settings=told).process for _ in range(1)]
         office = Office(client_of(first.process.http_address))
         batch = office.begin(lines(LINES, bad=lambda each: each % 1000 == 1))
 
