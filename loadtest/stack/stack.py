@@ -86,7 +86,7 @@ _TIMEOUT_S = 120.0
 _GRACE_S = 40.0
 _POLL_S = 0.1
 _MODEL_SERVER_METRICS_PORT = 9465
-_REDIS_PORT = 6379
+REDIS_PORT = 6379
 _REDIS_SETTINGS = {"REDIS__ALLOWED_REPLIES": '["list:*"]'}
 _TEXT_TOPIC = '{"name": "generate.requests.v1", "task": "generate"}'
 _EMBED_TOPICS = f'{{"name": "embed.requests.v1"}}, {{"name": "{BACKGROUND_TOPIC}", "priority": "background"}}'
@@ -135,7 +135,7 @@ class Stack:
             self._kafka = KafkaBroker(plan.folder / "kafka", port, log_file=logs / "kafka.log", on_jars=self._tell_jars)
             kafka = self._kafka.bootstrap
         self._redis = (
-            RedisServer(plan.folder / "redis", choose_port(None, _REDIS_PORT, "")) if plan.redis == "" else None
+            RedisServer(plan.folder / "redis", choose_port(None, REDIS_PORT, "")) if plan.redis == "" else None
         )
         redis = self._redis.address if self._redis else plan.redis or ""
         both = {"MODEL__TASK": "both", **FOR_WHOLE_TEXTS} if plan.task == "both" else {}

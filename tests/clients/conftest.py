@@ -28,6 +28,8 @@ class Stack:
     http: str
     kafka: str
     redis: str
+    metrics: str
+    modelserver: str
 
 
 @pytest.fixture(scope="session")
@@ -64,4 +66,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
                 "REDIS__ALLOWED_REPLIES": '["list:caller:*"]',
             },
         ) as aggregator:
-            yield Stack(aggregator.address, aggregator.http_address, broker.bootstrap, redis.address)
+            yield Stack(
+                aggregator.address,
+                aggregator.http_address,
+                broker.bootstrap,
+                redis.address,
+                aggregator.metrics_address,
+                server.address,
+            )

@@ -11,7 +11,9 @@ ROOT = Path(__file__).parents[2]
 
 _PAGE, _STREAMS = ROOT / "docs" / "clients.md", ROOT / "docs" / "flink_kafka_streams.md"
 _EXAMPLES = ROOT / "docs" / "examples"
-_COMMANDS = re.compile(r"<!-- run: (\S+) -->\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_COMMANDS = re.compile(r"<!-- run: (\S+) -->\n```sh\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+EXPORTS, TOOLS = "exports", "tools"
+"""The commands that set variables for a terminal, and those of load tools, by what they are marked as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,9 @@ class Page:
 
     files: dict[str, str]
     commands: list[tuple[str, str]]
+
+    def of(self, language: str) -> list[str]:
+        return [commands for each, commands in self.commands if each == language]
 
     def write(self, language: str, folder: Path) -> None:
         """Put a language's files into a folder, with a copy of `protos/` beside them, as the page says."""
@@ -37,4 +42,6 @@ def read() -> Page:
     linked = text + _STREAMS.read_text(encoding="utf-8")
     files = {str(file.relative_to(_EXAMPLES)): file.read_text() for file in _EXAMPLES.rglob("*") if file.is_file()}
     assert not [name for name in files if f"(examples/{name})" not in linked], "a page links to each program"
-    return Page(files, _COMMANDS.findall(text))
+    commands = _COMMANDS.findall(text)
+    assert text.count("```sh\n") == len(commands), "each block of commands says what runs it"
+    return Page(files, commands)

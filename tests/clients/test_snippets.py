@@ -11,11 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.stack.addresses import USUAL
 from loadtest.stack.part import python_of
-from tests.clients.conftest import Stack
-from tests.clients.snippets import read
+from loadtest.stack.service import DEFAULT_MODEL_NAME
+from loadtest.stack.stack import REDIS_PORT
+from loadtest.texts.minilm_ranker import ALIAS
+from tests.clients.conftest import GENERATING, RANKING, Stack
+from tests.clients.snippets import EXPORTS, ROOT, TOOLS, read
 
 PAGE = read()
+PROGRAMS = [(language, commands) for language, commands in PAGE.commands if language not in {EXPORTS, TOOLS}]
 BY_GRPC = ["vectors: 2 dimensions: 384", "streamed: 100"]
 BY_BROKER = ["replies: 100 dimensions: 384"]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -54,9 +59,9 @@ def run(commands: str, folder: Path, stack: Stack) -> list[str]:
 
 
 @pytest.mark.timeout(600)  # compilers, and what they download the first time
-@pytest.mark.parametrize("number", range(len(PAGE.commands)), ids=lambda number: f"{PAGE.commands[number][0]}-{number}")
+@pytest.mark.parametrize("number", range(len(PROGRAMS)), ids=lambda number: f"{PROGRAMS[number][0]}-{number}")
 def test_a_program_builds_and_does_what_it_says(number: int, workshop: Path, stack: Stack) -> None:
-    language, commands = PAGE.commands[number]
+    language, commands = PROGRAMS[number]
     printed = run(commands, workshop / language, stack)
     if "retrieve" in commands:
         assert printed[-1] == "loops: 3"
@@ -82,7 +87,7 @@ def test_a_program_builds_and_does_what_it_says(number: int, workshop: Path, sta
 
 
 def test_each_language_has_its_programs() -> None:
-    assert [language for language, _ in PAGE.commands] == [
+    assert [language for language, _ in PROGRAMS] == [
         *("openai",) * 4,
         *("node",) * 2,
         "spring",
@@ -94,3 +99,28 @@ def test_each_language_has_its_programs() -> None:
         "java",
         "python",
     ]
+
+
+def exported() -> dict[str, str]:
+    """The variables that the page sets, as a shell in the repository's folder has them."""
+    script = "".join(PAGE.of(EXPORTS)) + "env -0"
+    done = subprocess.run(["bash", "-euc", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    return dict(entry.split("=", 1) for entry in done.stdout.split("\0") if "=" in entry)
+
+
+def test_the_page_and_the_programs_name_the_ports_that_make_up_takes() -> None:
+    variables = exported()
+    addresses = {"EMBED_TARGET": USUAL.grpc, "HTTP_TARGET": USUAL.http, "KAFKA_BOOTSTRAP": USUAL.kafka}
+    addresses["REDIS_SERVER"] = f"localhost:{REDIS_PORT}"
+    assert {name: variables[name] for name in addresses} == addresses
+    assert (Path(variables["FOLDER"]) / "tokenizer.json").is_file()
+    for name, program in PAGE.files.items():
+        for variable, address in addresses.items():
+            assert variable not in program or f'"{address}"' in program or f"'{address}'" in program, name
+
+
+def test_the_models_that_programs_name_are_those_that_make_up_serves() -> None:
+    served = {DEFAULT_MODEL_NAME, "minilm", GENERATING, RANKING, ALIAS}
+    named = re.compile(r'(?:model(?:_name)?["=:]+ ?|MODEL = |Model\(|Model: +|--model )"?([\w.-]+)')
+    for text in (*PAGE.files.values(), *(commands for _, commands in PAGE.commands)):
+        assert {name for name in named.findall(text) if "-" in name or name == ALIAS} <= served

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -151,10 +152,36 @@ def test_users_retrieve_on_a_mixed_server_and_on_a_split_pair(tmp_path: Path) ->
         assert not (run.folder / "stack.json").exists()
 
 
+def answered(command: str) -> dict[str, Any]:
+    """What a printed command of curl gets; README asks for no curl, so this machine may have none."""
+    if not shutil.which("curl"):
+        pytest.skip("no curl")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_texts_are_generated_and_the_commands_printed_work(tmp_path: Path) -> None:
+    with up(tmp_path / "run", "--generate", environment=SYNTHETIC) as run:
+        run.wait_for("Ctrl-C stops everything")
+        shown = words(run.output)
+        assert "gRPC, all at once 20 " in shown
+        assert "Kafka, all at once 20 " in shown
+        commands = re.findall(r"^  a (?:text|chat).*?  +(curl.*)$", run.output, re.MULTILINE)
+        assert len(commands) == 2
+        assert answered(commands[0])["choices"][0]["text"]
+        chat = subprocess.run(["sh", "-c", commands[1]], capture_output=True, text=True, check=False, timeout=120)
+        assert chat.stdout.rstrip().endswith("data: [DONE]")
+
+
 def test_neighbours_are_ranked_and_both_orders_shown(tmp_path: Path) -> None:
     """The ranker, which is made here once, scores without its weights."""
-    with up(tmp_path / "run", "--rank", "--exit", environment=SYNTHETIC) as run:
-        assert run.exit_code() == 0, run.output
+    with up(tmp_path / "run", "--rank", environment=SYNTHETIC) as run:
+        run.wait_for("Ctrl-C stops everything")
+        (command,) = re.findall(r"^  (curl .*/v1/rerank.*)$", run.output, re.MULTILINE)
+        assert len(answered(command)["results"]) == 2
+        assert len(answered(command.replace("minilm-ranker", "ranker"))["results"]) == 2
         shown = words(run.output)
         assert "nearest by vectors" in shown
         assert len(re.findall(r" -?\d\.\d\d [^|]+? -?\d\.\d\d ", shown)) == 20
