@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
@@ -27,7 +28,8 @@ class Series:
 class Plot:
     """Lines, or bars where `bars` is set, over one pair of axes.
 
-    `x_names` stand below x of 0, 1, 2 and so on instead of numbers.
+    `x_names` stand below x of 0, 1, 2 and so on instead of numbers. Of the first `own` bars the names are bold, and the
+    others are pale.
     """
 
     title: str
@@ -37,6 +39,7 @@ class Plot:
     bars: bool = False
     from_zero: bool = False
     x_names: Sequence[str] = ()
+    own: int = 0
 
 
 _INK, _FAINT = "#010203", "#040506"
@@ -44,6 +47,9 @@ _INK, _FAINT = "#010203", "#040506"
 COLOURS = ("#d55e00", "#0a84c1", "#159e6e", "#b85fb0", "#b8860b", "#7a8794")
 """Told apart by people who see colours differently (after Okabe and Ito), on white and on black."""
 _MARKS = ("o", "s", "^", "D", "v", "P")
+_PALE = 0.4
+_AXIS_CHARACTERS = 36
+"""Of a line beside the y axis: more are longer than the axis."""
 _NAMED_INSIDE = 3
 _MARKED = 30
 """A line of fewer points than these has them marked."""
@@ -104,12 +110,14 @@ def _fill(axes: Axes, plot: Plot) -> None:
     axes.patch.set_visible(False)
     axes.grid(visible=True, linewidth=0.5)
     axes.set_title(plot.title, fontsize=10, loc="left")
-    axes.set_ylabel(plot.y_label)
+    axes.set_ylabel(fill(plot.y_label, _AXIS_CHARACTERS))
     _bars(axes, plot) if plot.bars else _lines(axes, plot)
     if plot.from_zero:
         axes.set_ylim(bottom=0)
     if plot.x_names:
-        axes.set_xticks(range(len(plot.x_names)), plot.x_names, rotation=30, ha="right", fontsize=8)
+        names = axes.set_xticks(range(len(plot.x_names)), plot.x_names, rotation=30, ha="right", fontsize=8)
+        for name in names[: plot.own]:
+            name.label1.set_fontweight("bold")
 
 
 def _name(axes: Axes, figure: Figure, *, alone: bool, bars: bool) -> None:
@@ -149,13 +157,15 @@ def _bars(axes: Axes, plot: Plot) -> None:
     for number, series in enumerate(plot.series):
         step = series.points[1][0] - series.points[0][0] if len(series.points) > 1 else 1.0
         offset = step * (width * (number + 0.5) - 0.4)
-        axes.bar(
+        bars = axes.bar(
             [x + offset for x, _ in series.points],
             [y for _, y in series.points],
             width=step * width,
             label=series.name,
             color=COLOURS[number % len(COLOURS)],
         )
+        for bar in bars[plot.own :] if plot.own else ():
+            bar.set_alpha(_PALE)
 
 
 def _inlined(svg: str, name: str, title: str) -> str:

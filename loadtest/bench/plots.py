@@ -9,6 +9,7 @@ from loadtest.bench.calls import front_door
 from loadtest.bench.figures import Figure
 from loadtest.bench.records import growth, kafka_through
 from loadtest.plots import Plot, Series, draw
+from loadtest.screen import counted
 
 _P1_NAMES = {"ours": "tokenbatch", "http": "tokenbatch, HTTP", **front_door.PEERS}
 _P2_NAMES = {
@@ -35,19 +36,21 @@ def _calls(values: dict[str, float]) -> Plot:
         "questions/s",
         [
             Series(
-                f"{callers} callers", [(x, values[f"{name}_{callers}_throughput"]) for x, name in enumerate(_P1_NAMES)]
+                counted(callers, "caller"),
+                [(x, values[f"{name}_{callers}_throughput"]) for x, name in enumerate(_P1_NAMES)],
             )
             for callers in front_door.CALLERS
         ],
         bars=True,
         x_names=list(_P1_NAMES.values()),
+        own=2,
     )
 
 
 def _kafka(values: dict[str, float]) -> Plot:
     points = [(float(x), values[f"{name}_throughput"]) for x, name in enumerate(_P2_NAMES)]
     series = [Series("questions/s", points)]
-    return Plot("From Kafka to Kafka", "", "questions/s", series, bars=True, x_names=list(_P2_NAMES.values()))
+    return Plot("From Kafka to Kafka", "", "questions/s", series, bars=True, x_names=list(_P2_NAMES.values()), own=1)
 
 
 def _growth(values: dict[str, float]) -> Plot:

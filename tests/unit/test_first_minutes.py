@@ -23,24 +23,29 @@ def test_the_readme_names_every_system_package_in_one_line_to_paste() -> None:
 
 
 class Bare:
-    """A copy of the installer whose commands are noted, on a machine with a GPU and without a compiler."""
+    """A copy of the installer whose commands are noted, on a machine without a compiler."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.notes = folder / "notes"
         for part in (".ci", "requirements"):
             shutil.copytree(ROOT / part, folder / part)
-        assert UV is not None
         self._command("bin/cc", "exit 1")
         self._command("bin/apt-get", f'echo "apt-get $*" >>{self.notes}')
-        self._command(".venv/uv/bin/uv", f'echo "uv $*" >>{self.notes}\necho "uv {UV.group(1)}"')
+        self.takes("true")
 
-    def install(self, driver: str) -> subprocess.CompletedProcess[str]:
-        """Run it for the GPU engine, with this version of the driver."""
+    def takes(self, work: str) -> None:
+        """Let uv do this whenever it is called."""
+        assert UV is not None
+        script = f'echo "uv $*" >>{self.notes}\necho "uv {UV.group(1)}"\n[ "$2" != sync ] || {{ {work}; }}'
+        self._command(".venv/uv/bin/uv", script)
+
+    def install(self, driver: str = "", *options: str) -> subprocess.CompletedProcess[str]:
+        """Run it for the GPU engine with this version of the driver, or for a CPU without one."""
         self._command("bin/nvidia-smi", f"echo {driver}")
         paths = f"{self.folder}/bin:{os.environ['PATH']}"
-        env = {**os.environ, "PATH": paths, "ENGINE": "gpu", "PYTHON": sys.executable}
-        command = [str(self.folder / ".ci" / "install")]
+        env = {**os.environ, "PATH": paths, "ENGINE": "gpu" if driver else "none", "PYTHON": sys.executable}
+        command = [str(self.folder / ".ci" / "install"), *options]
         return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
     def noted(self) -> list[str]:
@@ -74,6 +79,42 @@ def test_for_a_gpu_the_compiler_and_headers_come_before_python_packages(tmp_path
     assert f"installing of Debian's packages: {' '.join(listed)}" in ended.stderr
     assert bare.noted()[:2] == ["apt-get update", "apt-get install"]
     assert bare.noted()[-2:] == ["uv pip", "uv pip"]
+
+
+def lines(*names: str) -> set[str]:
+    return {line for name in names for line in (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()}
+
+
+def test_both_sizes_are_told_first_and_then_only_what_is_added(tmp_path: Path) -> None:
+    bare = Bare(tmp_path)
+    base = lines("modelserver", "aggregator", "loadtest")
+    first = bare.install()
+    assert f"installing {len(base)} packages for the none engine (the first time some 3 GB to fetch" in first.stderr
+    assert "6 GB on disk)" in first.stderr
+    again = bare.install()
+    assert "installing" not in again.stderr, "nothing changed"
+    more = bare.install("", "--generate")
+    assert f"installing {len(lines('generate') - base)} more packages" in more.stderr
+
+
+def test_an_installation_that_takes_long_says_how_far_it_is(tmp_path: Path) -> None:
+    bare = Bare(tmp_path)
+    script = tmp_path / ".ci" / "install"
+    script.write_text(script.read_text().replace("EVERY_S=5", "EVERY_S=0.02"))
+    bare.takes("until grep -q still log; do true; done")
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        environment = {**os.environ, "ENGINE": "none", "PYTHON": sys.executable}
+        done = subprocess.run([script], env=environment, stderr=output, check=False, timeout=60)
+    assert done.returncode == 0
+    assert re.search(r"still installing: (\d+\.\d GB written, )?\d+ s\n", log.read_text())
+
+
+def test_an_installation_that_fails_ends_with_that(tmp_path: Path) -> None:
+    bare = Bare(tmp_path)
+    bare.takes("exit 7")
+    assert bare.install().returncode != 0
+    assert not (tmp_path / ".venv" / "installed").exists()
 
 
 def test_the_image_installs_the_same_system_packages() -> None:
