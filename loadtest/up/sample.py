@@ -126,8 +126,8 @@ def budgets_note(sample: Sample) -> str:
     if len(budgets) == 1:
         return ""
     return (
-        f"The token budgets differ, {' and '.join(budgets)}: the aggregator fits them to the steps that it measures. So"
-        " the fills of the columns are shares of different budgets."
+        f"The token budgets differ, {' and '.join(budgets)}: a backlog of records gets larger batches than calls, which"
+        " wait for their answers. So the fills are shares of different budgets."
     )
 
 
