@@ -68,6 +68,12 @@ class EngineSettings(Group):
         default=None,
         description="most tokens of one engine step; empty: 4096 on a CPU, 16384 on a GPU; for generation 2048, 8192",
     )
+    gpu_share: float = Field(
+        default=1.0,
+        gt=0.0,
+        le=1.0,
+        description="this server's share of the GPU's memory, where several servers have one GPU between them",
+    )
     graphs: Literal["auto", "off"] = Field(
         default="off",
         description="auto: the direct engine on an NVIDIA GPU computes steps of up to 8192 tokens and short inputs by"

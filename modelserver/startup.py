@@ -136,9 +136,14 @@ def profile_owner(settings: ModelServerSettings, facts: EngineFacts, files: Mode
         engine=facts.kind,
         engine_version=facts.version,
         device=facts.device,
-        options=json.dumps(settings.engine.vllm_options, sort_keys=True),
+        options=json.dumps(settings.engine.vllm_options | _shared(settings), sort_keys=True),
         graphs=" ".join(map(str, facts.capture_sizes)) if settings.engine.graphs != "off" else "",
     )
+
+
+def _shared(settings: ModelServerSettings) -> dict[str, float]:
+    """The share of the GPU, on which a step's time depends, unless it is all of it."""
+    return {} if settings.engine.gpu_share == 1.0 else {"gpu_share": settings.engine.gpu_share}
 
 
 def queue_bounds(facts: EngineFacts) -> QueueBounds:

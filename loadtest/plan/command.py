@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
@@ -29,8 +29,11 @@ from loadtest.simulate.scenario import Kind, Policy, Scenario
 from loadtest.simulate.simulation import Pool, simulate
 
 _ENOUGH = 0.99
-_CALL_S = 0.00025
-"""Processor time of an aggregator for a gRPC call of one question, 64 or more at once (docs/performance.md)."""
+DOORS: Mapping[str, float] = {"grpc": 365e-6, "http": 227e-6, "lists": 167e-6, "kafka": 38e-6}
+"""Processor time of an aggregator a question, seconds, by how questions come: one a call, 32 a call, or as records.
+
+The slower of the figures in docs/operate.md; of lists, that of aggregator and model server together.
+"""
 _BUSY_TARGET = 0.6
 """The chart's `aggregator.busyTarget`."""
 """Of answers in time: the least minReplicas that gives this many is recommended."""
@@ -42,6 +45,11 @@ _SIMULATED = 100_000
 """Queries of calm stretches, about: they stand for the rest, so that a plan takes a minute."""
 _WIDTH = 110
 _TIMEOUT_S = 10.0
+
+
+def aggregators_a_gpu(tokens_per_s: float, tokens: float, door: str) -> int:
+    """Aggregators that keep one model server of this speed busy with questions of so many tokens."""
+    return max(1, ceil(tokens_per_s / tokens / (_BUSY_TARGET / DOORS[door])))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--start-s", type=positive, default=90.0, help="from a pod's creation to Ready (%(default)s)")
     parser.add_argument("--tokens", type=positive_int, default=12, help="of a query, if the file does not tell")
     parser.add_argument("--copies", type=positive_int, default=1, help="so many times the load, at the same times")
+    parser.add_argument(
+        "--door",
+        choices=DOORS,
+        default="grpc",
+        help="how questions come: one a call, lists of 32, records (%(default)s)",
+    )
     parser.add_argument("--plot", type=Path, default=Path("plan.svg"), metavar="FILE.svg", help="(%(default)s)")
 
 
@@ -159,7 +173,10 @@ def _say(recorded: Recorded, scenario: Scenario, ways: Sequence[Way], options: a
     wide(_WIDTH).print(_table(ways, scenario.slo_s, options.cost_per_hour))
     options.plot.write_text(_plot(ways[0], _best(ways)), encoding="utf-8")
     OUTPUT.print(
-        f"pods over time: {options.plot}\n\n{_advice(ways, scenario)}", highlight=False, markup=False, soft_wrap=True
+        f"pods over time: {options.plot}\n\n{_advice(ways, scenario, options.door)}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
     )
 
 
@@ -210,7 +227,7 @@ def _plot(first: Way, best: Way) -> str:
     return draw_column([load, Plot("model servers", "hours", "ready", pods, from_zero=True)], "plan")
 
 
-def _advice(ways: Sequence[Way], scenario: Scenario) -> str:
+def _advice(ways: Sequence[Way], scenario: Scenario, door: str) -> str:
     """The conclusion of the table, and the values that follow."""
     assert scenario.autoscale is not None, "Nothing scales in a plan. This is a bug."
     best, first = _best(ways), ways[0]
@@ -224,10 +241,13 @@ def _advice(ways: Sequence[Way], scenario: Scenario) -> str:
         bounds = f"replicas {best.bounds[0]} to {best.bounds[1]}"
         lines.append(f"{bounds}: {gained:.1%} more in time than the chart as it is, for {more:,.1f} more pod hours.")
     peak = max((rate for _, rate in _rates(first.outcome)), default=0.0)
-    aggregators = ceil(peak * _CALL_S / _BUSY_TARGET)
+    aggregators = ceil(peak * DOORS[door] / _BUSY_TARGET)
+    curve, tokens = find(scenario.curve), scenario.lengths.mean()
     lines.append(
-        f"Aggregators need {peak * _CALL_S:.2f} of a core at the peak of {peak:,.0f} queries a second, if each is a"
-        f" gRPC call: busyTarget {_BUSY_TARGET} makes that {aggregators}."
+        f"Aggregators need {peak * DOORS[door]:.2f} of a core at the peak of {peak:,.0f} queries a second by {door}:"
+        f" busyTarget {_BUSY_TARGET} makes that {aggregators}. A model server at its limit takes"
+        f" {curve.throughput(curve.saturation_point) / tokens:,.0f} queries a second, which keep"
+        f" {aggregators_a_gpu(curve.throughput(curve.saturation_point), tokens, door)} aggregators busy."
     )
     if best.outcome.in_time < _ENOUGH:
         lines.append("No number of pods that was tried answers 99 % in time: set a longer target, or keep more pods.")

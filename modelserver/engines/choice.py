@@ -147,6 +147,7 @@ def loaded(
         step_tokens=engine.step_tokens,
         options=engine.vllm_options,
         graphs=engine.kind != "direct",
+        gpu_share=engine.gpu_share,
         modules=modules,
         scoring=scoring,
     )

@@ -69,6 +69,7 @@ class LoadOptions:
     """How to load a model; None lets the engine choose by the device (CPU or GPU).
 
     `model_tokens` is the longest input that the model's files speak of. `graphs`: capture CUDA graphs, on a GPU.
+    `gpu_share`: of the GPU's memory.
     `modules`: the modules after the transformer of a model that only embeds; None: as vLLM's class does.
     `scoring`: of a model that ranks or classifies.
     """
@@ -80,6 +81,7 @@ class LoadOptions:
     step_tokens: int | None
     options: Mapping[str, Any]
     graphs: bool = True
+    gpu_share: float = 1.0
     modules: Modules | None = None
     scoring: Scoring | None = None
 
@@ -327,7 +329,7 @@ def _engine_config(options: LoadOptions, **arguments: Any) -> VllmConfig:
         "model": options.model_path,
         "dtype": options.dtype or chosen_dtype(),
         "enforce_eager": cpu,
-        "gpu_memory_utilization": _CACHE_SHARE,
+        "gpu_memory_utilization": _CACHE_SHARE * options.gpu_share,
         "skip_tokenizer_init": True,
         "disable_log_stats": True,
         "async_scheduling": False,
@@ -339,7 +341,7 @@ def _engine_config(options: LoadOptions, **arguments: Any) -> VllmConfig:
     given = EngineArgs(**(common | arguments | dict(options.options)))
     config = given.create_engine_config(UsageContext.ENGINE_CONTEXT)
     if config.model_config.attn_type == "encoder_only" and "gpu_memory_utilization" not in options.options:
-        config.cache_config.gpu_memory_utilization = _ENCODER_SHARE
+        config.cache_config.gpu_memory_utilization = min(_ENCODER_SHARE, _CACHE_SHARE * options.gpu_share)
     return config
 
 

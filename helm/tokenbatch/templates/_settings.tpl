@@ -69,6 +69,10 @@
 {{- include "tokenbatch.override" (list $settings (dict
   "model" (merge $served (default dict $settings.model))
   "profile" (merge (dict "cache" "/var/cache/tokenbatch/profiles") (default dict $settings.profile)))) -}}
+{{- if gt (int $model.gpu.serversPerGpu) 1 -}}
+{{- $share := dict "gpu_share" (round (divf 1.0 $model.gpu.serversPerGpu) 3) -}}
+{{- $_ := set $settings "engine" (merge (deepCopy (default dict $settings.engine)) $share) -}}
+{{- end -}}
 {{- toYaml $settings -}}
 {{- end -}}
 

@@ -11,6 +11,7 @@ import yaml
 from loadtest.__main__ import main
 from loadtest.plan.arrivals_file import read
 from loadtest.plan.chart import scaling
+from loadtest.plan.command import aggregators_a_gpu
 
 HEADS = {
     "time,tokens\n": ["0,3", "0.5,12", "2,60"],
@@ -109,11 +110,17 @@ def test_a_load_that_outgrows_its_pods_is_shown_what_more_of_them_buy(
     best = shares.index(max(shares))
     assert values["modelServer"]["autoscaling"]["minReplicas"] == int(rows[best][1])
     assert values["aggregator"]["config"]["sla"]["latency_s"] == 0.3
-    assert re.search(r"Aggregators need 0\.1\d of a core at the peak of 4\d\d queries a second", told)
+    assert re.search(r"Aggregators need 0\.1\d of a core at the peak of 4\d\d queries a second by grpc", told)
     assert values["aggregator"]["autoscaling"]["maxReplicas"] == 2
     for name in ("32 requests or 10 ms", "one by one"):
         assert name in told
     assert plot.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(("door", "count"), [("grpc", 124), ("http", 77), ("lists", 57), ("kafka", 13)])
+def test_aggregators_a_gpu_follow_its_speed_and_how_questions_come(door: str, count: int) -> None:
+    assert aggregators_a_gpu(2_440_000, 12.0, door) == count, "MiniLM on an H200"
+    assert aggregators_a_gpu(4_700, 12.0, door) == 1, "and on two cores"
 
 
 def test_a_load_that_one_pod_bears_is_left_at_the_charts_own(
