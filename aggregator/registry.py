@@ -13,6 +13,7 @@ from aggregator.sources.http.forms.routes import ROUTES as OTHER_FORMS
 from aggregator.wings.ranking.grpc import RankingService
 from aggregator.wings.ranking.http import ROUTES as RANKING_ROUTES
 from aggregator.wings.ranking.kind import RANKING
+from aggregator.wings.stream.service import StreamService
 
 KINDS: Sequence[Kind] = (
     EMBEDDING,
@@ -23,7 +24,8 @@ KINDS: Sequence[Kind] = (
 
 SERVICES: Sequence[type[RpcService]] = (
     RankingService,
-)  # fmt: skip
+    StreamService,
+)
 """Of gRPC."""
 
 ROUTES: Mapping[str, Form] = {

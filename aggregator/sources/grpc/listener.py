@@ -19,15 +19,13 @@ from aggregator.sources.calls.load import Limits
 from aggregator.sources.grpc.generation import GenerationService
 from aggregator.sources.grpc.reading import GrpcCalls, Reading, RpcService
 from aggregator.sources.grpc.service import EmbeddingsService
-from k8s.pod.grpc.server import GrpcServer
+from k8s.pod.grpc.server import GrpcServer, Handlers
 
 _LOG = logging.getLogger(__name__)
 _IDLE_MS = 60_000
 """gRPC closes connections above the bound as they come, and cannot close an idle one instead: idle ones end soon."""
 _LOOKAHEAD_BYTES = 16 * 1024
 """Bytes of each message that gRPC receives before the message is read."""
-_STREAM_AGE_SHARE = 0.9
-"""Share of the grace that gRPC gives the calls of an old connection: a stream ends before it is cut off."""
 _PLACES = 16
 """Messages that gRPC receives at a time, which nobody can count before they are whole: 64 MiB of the largest."""
 
@@ -40,24 +38,24 @@ class GrpcSource(CallSource):
         limits = served.load.limits
         super().__init__(GRPC, served, limits.max_inputs)
         reading = Reading(_PLACES, served.load)
-        calls = GrpcCalls(self._batcher, served.give_up, self._callers, served.load, reading=reading)
-        telemetry = CallTelemetry(served.tracing, served.load.metrics)
-        self._service = EmbeddingsService(
-            calls,
-            telemetry,
-            served.models,
-            stream_window=limits.stream_window,
-            stream_age_s=_STREAM_AGE_SHARE * limits.connection_grace_s,
+        models = served.models
+        calls = GrpcCalls(
+            *(self._batcher, served.give_up, self._callers, served.load), reading=reading, dimensions=models.dimensions
         )
-        served_here = self._service, GenerationService(calls, telemetry), *(new(calls, telemetry) for new in services)
-        self._names = [service.name for service in served_here]
+        telemetry = CallTelemetry(served.tracing, served.load.metrics)
+        embeddings, generation = EmbeddingsService(calls, telemetry, models), GenerationService(calls, telemetry)
+        self._services: Sequence[RpcService] = embeddings, generation, *(new(calls, telemetry) for new in services)
+        handlers: dict[str, Handlers] = {}
+        for service in self._services:  # several may have methods of one
+            handlers[service.name] = {**handlers.get(service.name, {}), **service.handlers()}
+        self._names = list(handlers)
         self._settings = settings
         self._credentials = server_credentials(settings.tls)
         self._server = GrpcServer(
             "grpc.bind", settings.bind, limits.max_connections, options=_options(limits), credentials=self._credentials
         )
-        for service in served_here:
-            self._server.add(service.name, service.handlers())
+        for name, methods in handlers.items():
+            self._server.add(name, methods)
         if not settings.authenticated:  # it answers callers without a credential
             self._server.reflect(*self._names)
 
@@ -84,7 +82,8 @@ class GrpcSource(CallSource):
         """Refuse new calls, let open ones finish within the grace period, and end streams after their last answers."""
         await self._server.leave_service()
         # After the server has sent clients elsewhere: they open their next streams there.
-        asyncio.get_running_loop().call_soon(self._service.end_streams)
+        for service in self._services:
+            asyncio.get_running_loop().call_soon(service.end_streams)
         await self._server.stop(grace_s)
         self._batcher.close()
 

@@ -242,9 +242,10 @@ def read_embed(call: Call, data: bytes, identity: Identity) -> tuple[pb.EmbedReq
 
 @dataclass(eq=False)
 class GrpcCalls(Calls):
-    """Calls whose messages gRPC receives."""
+    """Calls whose messages gRPC receives. `dimensions`: of a model's vectors, 0 if no server told."""
 
     reading: Reading = field(kw_only=True)
+    dimensions: Callable[[str], int] = field(default=lambda _: 0, kw_only=True)
 
     def deadline_s(self, context: Context) -> float:
         remaining_s = cast("float | None", context.time_remaining())  # the stubs know no call without a deadline
@@ -318,6 +319,9 @@ class RpcService(ABC):
 
         On the wire, a unary call is a stream of one message.
         """
+
+    def end_streams(self) -> None:  # noqa: B027 - most have none
+        """The server stops: end calls that stay open once what they have read is answered, and accept no new one."""
 
     def method(self, name: str) -> RpcMethod:
         return RpcMethod(self._telemetry, self.name, name)

@@ -203,15 +203,11 @@ async def test_large_answers_are_made_beside_the_event_loop(monkeypatch: pytest.
         return make(request, reply_id)
 
     monkeypatch.setattr("aggregator.request.kind._LARGE_BYTES", 10_000)
-    for module in ("wire.encode", "grpc.stream"):
-        monkeypatch.setattr(f"aggregator.sources.{module}.to_protobuf", noted)
+    monkeypatch.setattr("aggregator.sources.wire.encode.to_protobuf", noted)
     texts = [f"text {number}" for number in range(100)]
     async with listening() as door:
         large = await door.stub.Embed(ask(*texts, request_id="large"))
         await door.stub.Embed(ask("text 1", "text 2", request_id="small"))
-        messages = (ask(*texts, request_id="streamed large"), ask("text 1", request_id="streamed small"))
-        streamed = {answer.request_id: answer async for answer in door.stub.EmbedStream(iter(messages))}
-    assert beside == {"large": True, "small": False, "streamed large": True, "streamed small": False}
-    for answer in (large, streamed["streamed large"]):
-        for text, embedding in zip(texts, answer.embeddings, strict=True):
-            np.testing.assert_allclose(floats(embedding), expected(ids_of(text)), atol=1e-6)
+    assert beside == {"large": True, "small": False}
+    for text, embedding in zip(texts, large.embeddings, strict=True):
+        np.testing.assert_allclose(floats(embedding), expected(ids_of(text)), atol=1e-6)

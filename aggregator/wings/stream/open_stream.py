@@ -10,7 +10,6 @@ from typing import cast
 import grpc.aio
 from typing_extensions import override
 
-from aggregator.admission.models import Models
 from aggregator.errors import Code
 from aggregator.request.request import Failure, Request
 from aggregator.slow_lane import in_slow_lane
@@ -53,9 +52,8 @@ _Answer = tuple[Request | bytes, Room | None]
 class OpenStream:
     """The requests in flight on one stream. Reading pauses while `window` of them have answers that are not read."""
 
-    def __init__(self, calls: GrpcCalls, models: Models, identity: Identity, deadline_s: float, window: int) -> None:
+    def __init__(self, calls: GrpcCalls, identity: Identity, deadline_s: float, window: int) -> None:
         self._calls = calls
-        self._models = models
         self._identity = identity
         self._deadline_s = deadline_s
         self._window = window
@@ -147,7 +145,7 @@ class OpenStream:
             call = _StreamedCall(self, room)
             read = partial(read_embed, call)
             request = await self._calls.take_large(EMBEDDING, message, self._identity, self._deadline_s, room, read)
-            dimensions = self._models.dimensions(request.model)
+            dimensions = self._calls.dimensions(request.model)
             room.widen(made_bytes(request) + answer_bytes(request, dimensions))
         except Exception as error:  # noqa: BLE001 - an unexpected error must not end the stream for all other requests
             if room is not None:

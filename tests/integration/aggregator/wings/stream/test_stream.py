@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aggregator.request.request import Request
 from aggregator.sources.wire.encode import to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
-from tests.support.listening import Listening, ask, listening, refused, slow_engine
+from tests.integration.frontdoor.test_embed import expected, ids_of
+from tests.support.listening import Listening, ask, floats, listening, refused, slow_engine
 from tests.support.until import until
 
 LONG = "word " * 60
@@ -99,7 +102,7 @@ async def test_an_answer_that_cannot_be_made_harms_only_its_request(monkeypatch:
             raise ValueError("no answer")
         return to_protobuf(request, reply_id)
 
-    monkeypatch.setattr("aggregator.sources.grpc.stream.to_protobuf", fails_for_one)
+    monkeypatch.setattr("aggregator.wings.stream.open_stream.to_protobuf", fails_for_one)
     async with listening() as door:
         answers = await exchange(door, ask("rain", request_id="odd"), ask("snow", request_id="even"))
     assert {answer.request_id: answer.status.code for answer in answers} == {"odd": 13, "even": 0}
@@ -209,3 +212,22 @@ async def test_those_who_watch_health_do_not_hold_up_a_stop() -> None:
         assert (await anext(aiter(watch))).status == health_pb2.HealthCheckResponse.SERVING
         async with asyncio.timeout(20):
             await door.server.stop(30)
+
+
+async def test_large_answers_are_made_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside: dict[str, bool] = {}
+    make, here = to_protobuf, threading.current_thread()
+
+    def noted(request: Request, reply_id: str) -> bytes:
+        beside[request.request_id] = threading.current_thread() is not here
+        return make(request, reply_id)
+
+    monkeypatch.setattr("aggregator.request.kind._LARGE_BYTES", 10_000)
+    monkeypatch.setattr("aggregator.wings.stream.open_stream.to_protobuf", noted)
+    texts = [f"text {number}" for number in range(100)]
+    async with listening() as door:
+        messages = (ask(*texts, request_id="large"), ask("text 1", request_id="small"))
+        answers = {answer.request_id: answer async for answer in door.stub.EmbedStream(iter(messages))}
+    assert beside == {"large": True, "small": False}
+    for text, embedding in zip(texts, answers["large"].embeddings, strict=True):
+        np.testing.assert_allclose(floats(embedding), expected(ids_of(text)), atol=1e-6)

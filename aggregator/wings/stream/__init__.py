@@ -1,0 +1,1 @@
+"""EmbedStream: many requests on one gRPC call, each answered as it completes."""
