@@ -54,7 +54,7 @@ class Reply(NamedTuple):
 
     def read(self, kind: type[_M]) -> _M:
         """The message in it. Raises DecodeError, or json_format.ParseError."""
-        if JSON in self.record.headers:
+        if self.headers.get("content-type") == JSON[1]:
             return json_format.Parse(self.record.value, kind())
         return kind.FromString(self.record.value)
 

@@ -6,7 +6,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenbatch_client.errors import TokenbatchError, of_status
 from tokenbatch_client.protos.embedding.v1 import embedding_pb2
@@ -14,8 +14,7 @@ from tokenbatch_client.protos.generation.v1 import generation_pb2
 from tokenbatch_client.protos.ranking.v1 import ranking_pb2
 
 
-@dataclass(frozen=True)
-class Embedding:
+class Embedding(NamedTuple):
     """One input's vector, or its error. `raw`: float32, little endian."""
 
     index: int
@@ -90,13 +89,13 @@ class Text:
 
 def rows(response: embedding_pb2.EmbedResponse, inputs: int, first: int = 0) -> Iterator[Embedding]:
     """A response's rows, counted from `first`; where the request failed as a whole, each input has its error."""
-    given = response.embeddings
-    for index, found in enumerate(given, first):
-        error = of_status(found.status, f"input {index}: ") if found.status.code else None
-        yield Embedding(index, found.embedding, found.token_count, error)
-    failed = of_status(response.status)
-    if failed is not None:
-        for index in range(first + len(given), first + inputs):
+    end = first
+    for found in response.embeddings:
+        failed = of_status(found.status, f"input {end}: ") if found.HasField("status") else None
+        yield Embedding(end, found.embedding, found.token_count, failed)
+        end += 1
+    if end < first + inputs and (failed := of_status(response.status)) is not None:
+        for index in range(end, first + inputs):
             yield Embedding(index, b"", 0, failed)
 
 
