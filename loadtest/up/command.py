@@ -248,7 +248,8 @@ class _Session:
         OUTPUT.print(orders_table(rankings))
         OUTPUT.print(
             f"The ranker, {models[-1]}, is made of the bundled MiniLM to show the path, and is no published"
-            " cross-encoder: for better orders set its server's MODEL__PATH to one (docs/models.md)."
+            " cross-encoder: it takes one year for another, so the questions above name none. For better orders set its"
+            " server's MODEL__PATH to one (docs/models.md)."
         )
         return bool(rankings)
 
