@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing_extensions import override
 from aggregator.errors import ungrouped
 from loadtest.bench.figures import Figure
 from loadtest.bench.peers import Peer, vllm_embeddings
-from loadtest.bench.processor import family_cpu_s
+from loadtest.bench.processor import LIMIT, Used, family_cpu_s, threads_s
 from loadtest.bench.setting import Plan, texts
 from loadtest.bench.turns import Medians, in_turns
 from loadtest.kit import grpc, openai
@@ -55,12 +56,22 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn in figures; `server_cpu_us`: CPU time per query of all its processes, in µs."""
+    """One turn in figures; `server_cpu_us`: CPU time per query of all its processes, in µs.
+
+    `load_thread`, `server_thread`: cores of the busiest thread of the load generator, and of the server.
+    """
 
     queries_per_s: float
     p50_s: float
     p99_s: float
     server_cpu_us: float
+    load_thread: float = 0.0
+    server_thread: float = 0.0
+
+    @property
+    def said(self) -> str:
+        """Its rate; marked where the load generator set it."""
+        return f"{self.queries_per_s:.0f}/s{' (load generator at its limit)' if self.load_thread > LIMIT else ''}"
 
 
 class Side(ABC):
@@ -71,11 +82,13 @@ class Side(ABC):
 
     def turn(self, load: Load, count: int) -> Turn:
         """Send this many unique questions. Raises StackError when one is not embedded."""
-        before_s = self._cpu_s()
+        pids = (os.getpid(), *(part.pid for part in self._parts))
+        before_s, threads, began_s = self._cpu_s(), [threads_s(pid) for pid in pids], time.monotonic()
         summary = self._sent(texts(count), load, keep_embeddings=False).summary()
-        server_s = self._cpu_s() - before_s
-        latency_s = summary.latency_s
-        return Turn(summary.queries_per_s, latency_s["p50"], latency_s["p99"], server_s / count * 1e6)
+        took_s, server_s, latency_s = time.monotonic() - began_s, self._cpu_s() - before_s, summary.latency_s
+        used = [Used.between(one, threads_s(pid), took_s) for one, pid in zip(threads, pids, strict=True)]
+        busiest = used[0].busiest, max((each.busiest for each in used[1:]), default=0.0)
+        return Turn(summary.queries_per_s, latency_s["p50"], latency_s["p99"], server_s / count * 1e6, *busiest)
 
     def embeddings(self, texts: list[str]) -> NDArray[np.float32]:
         """Float32 [texts, dimensions]. Raises StackError when one is not embedded."""
@@ -153,7 +166,7 @@ def timed(bench: str, plan: Plan, kinds: Mapping[str, tuple[Side, Load]], second
         rate = side.turn(load, max(_FEWEST, round(plan.turn_share * _WARM_UP))).queries_per_s
         count = max(load.callers * load.per_call, round(plan.turn_share * seconds * rate))
         sides[name] = partial(_turn, side, load, count)
-    return in_turns(bench, plan.repeats, sides, lambda turn: f"{turn.queries_per_s:.0f}/s")
+    return in_turns(bench, plan.repeats, sides, lambda turn: turn.said)
 
 
 _FIGURES: Sequence[tuple[str, str, Callable[[Turn], float]]] = (
@@ -161,6 +174,8 @@ _FIGURES: Sequence[tuple[str, str, Callable[[Turn], float]]] = (
     ("p50", "ms", lambda turn: turn.p50_s * 1e3),
     ("p99", "ms", lambda turn: turn.p99_s * 1e3),
     ("server_cpu", "us/query", lambda turn: turn.server_cpu_us),
+    ("load_thread", "cores", lambda turn: turn.load_thread),
+    ("server_thread", "cores", lambda turn: turn.server_thread),
 )
 
 

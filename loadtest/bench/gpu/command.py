@@ -13,8 +13,8 @@ from unittest.mock import patch
 from rich.table import Column, Table
 
 from loadtest.bench.figures import RESULTS, Figure, append, table
-from loadtest.bench.gpu import stack
-from loadtest.bench.gpu.engines import DIRECT, NO_GRAPHS, PREFIX, STEPS, V1, V2, Engine, measured
+from loadtest.bench.gpu import front, stack
+from loadtest.bench.gpu.engines import DIRECT, GRAPHED, NO_GRAPHS, PREFIX, STEPS, V1, V2, Engine, measured
 from loadtest.bench.gpu.models import MINILM, model_folder
 from loadtest.bench.gpu.verdicts import verdicts
 from loadtest.bench.setting import Plan
@@ -25,12 +25,17 @@ from loadtest.stack.errors import StackError
 from loadtest.stack.service import gpu_present
 
 _MATRIX = (
-    (MINILM, (V2, NO_GRAPHS, V1, DIRECT)),
-    ("large", (V2, NO_GRAPHS, DIRECT)),
+    (MINILM, (DIRECT, GRAPHED)),
+    ("large", (DIRECT, GRAPHED)),
+    (MINILM, (V2, NO_GRAPHS, V1)),
+    ("large", (V2, NO_GRAPHS)),
     ("decoder-0.6b", (V2, NO_GRAPHS)),
     ("base", (V2,)),
 )
-_DRY_MATRIX = (("tiny", (V2,)),)
+_FIRST = 2
+"""Of these, before the stack: whether graphs pay is what most depends on."""
+_DRY_MATRIX = (("tiny", (V2, DIRECT, GRAPHED)),)
+_SERVERS, _AGGREGATORS, _DRY_COUNTS = (1, 2, 4), (1, 2, 4, 8), (1, 2)
 _BATCHES, _DRY_BATCHES = (64, 256), (16,)
 _ENGINE_S = 45.0
 """Left of the time, without which no further engine is started."""
@@ -45,6 +50,7 @@ _DRY_QUERIES = 600
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("--dry", action="store_true", help="without a GPU, with tiny models: its figures mean nothing")
+    parser.add_argument("--only-front", action="store_true", help="without Kafka and the servers of others")
     parser.add_argument(
         "--minutes", type=float, default=10.0, help="what is not begun by then is left out (%(default)s)"
     )
@@ -68,17 +74,22 @@ def run(options: argparse.Namespace) -> int:
         plan = Plan(folder, _DRY_QUERIES, 1, 2048, turn_share=0.01)
     try:
         with only_one(folder):
-            engines = measured_engines(_DRY_MATRIX if options.dry else _MATRIX[:1], folder, until_s)
+            first = () if options.only_front else _DRY_MATRIX if options.dry else _MATRIX[:_FIRST]
+            engines = measured_engines(first, folder, until_s)
             with _dry_servers() if options.dry else nullcontext():
-                figures = stack.measure(plan, _DRY_BATCHES if options.dry else _BATCHES)
-            if not options.dry:
-                engines += measured_engines(_MATRIX[1:], folder, until_s)
+                counts = (_DRY_COUNTS, _DRY_COUNTS) if options.dry else (_SERVERS, _AGGREGATORS)
+                runs = front.measure(plan, *counts, until_s)
+                figures = [] if options.only_front else stack.measure(plan, _DRY_BATCHES if options.dry else _BATCHES)
+            if not (options.dry or options.only_front):
+                engines += measured_engines(_MATRIX[_FIRST:], folder, until_s)
     except (StackError, OSError, TimeoutError) as error:
         return fail("bench-gpu", error)
+    figures += front.figures(runs)
     figures += [figure for engine in engines for figure in _figures(engine)]
     append(figures, options.results or (folder / "results.csv" if options.dry else RESULTS))
     OUTPUT.print(engines_table(engines))
-    OUTPUT.print(table([figure for figure in figures if figure.bench != _ENGINES]))
+    OUTPUT.print(front.table(runs))
+    OUTPUT.print(table([figure for figure in figures if figure.bench not in (_ENGINES, front.BENCH)]))
     for number, sentence in enumerate(verdicts(engines, figures), 1):
         OUTPUT.print(f"{number}. {sentence}", highlight=False)
     OUTPUT.print(f"{(time.monotonic() - began_s) / 60:.1f} minutes; logs are in {folder}")

@@ -13,16 +13,18 @@ from loadtest.bench.gpu.models import operations_per_token
 from loadtest.stack import constants
 from loadtest.stack.errors import StackError
 
-STEPS = (256, 600, 2400, 8192)
+STEPS = (13, 256, 600, 2400, 8192)
 """Tokens of the steps that are looked at."""
 PREFIX = "TOKENBATCH_MODELSERVER_"
 V2, NO_GRAPHS, V1, DIRECT = "core V2", "core V2 without graphs", "core V1", "direct"
+GRAPHED = "direct with graphs"
 _OPTIONS = "ENGINE__VLLM_OPTIONS"
 SIDES: Mapping[str, Mapping[str, str]] = {
     V2: {"ENGINE__KIND": "core"},
     NO_GRAPHS: {"ENGINE__KIND": "core", _OPTIONS: '{"compilation_config": {"cudagraph_mode": "NONE"}}'},
     V1: {"ENGINE__KIND": "core"},
     DIRECT: {"ENGINE__KIND": "direct"},
+    GRAPHED: {"ENGINE__KIND": "direct", "ENGINE__GRAPHS": "auto"},
 }
 _RUNNER = {V1: {"VLLM_USE_V2_MODEL_RUNNER": "0"}}
 _TIMEOUT_S = 240.0

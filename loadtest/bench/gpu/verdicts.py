@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import geometric_mean
 
 from loadtest.bench.figures import Figure
-from loadtest.bench.gpu.engines import DIRECT, NO_GRAPHS, STEPS, V1, V2, Engine
+from loadtest.bench.gpu.engines import DIRECT, GRAPHED, NO_GRAPHS, STEPS, V1, V2, Engine
 
 DIRECT_PAYS = 1.1
 """How many times as fast as core the direct engine must be to stay the default for encoders on a GPU (ADR 30)."""
+GRAPHS_PAY, _JUDGED = 2.0, 600
+"""How many times as fast a step of so many tokens must be with graphs of the direct engine (ADR 60)."""
 _LEVEL = 0.05
 _IDLE = 1.2
 """Step time over computing time of the GPU, from which the GPU waits for the host."""
@@ -38,6 +40,8 @@ def _engines(by_model: Mapping[str, Mapping[str, Engine]]) -> Iterator[str]:
             ratio = over(sides[DIRECT], core)
             chosen = "direct stays the default" if ratio >= DIRECT_PAYS else "make core the default on a GPU"
             yield f"{model}: direct is {ratio:.2f} × core (ADR 30 asks for {DIRECT_PAYS}): {chosen}"
+        if GRAPHED in sides and DIRECT in sides:
+            yield f"{model}: {full_graphs(sides[GRAPHED], sides[DIRECT])}"
         if NO_GRAPHS in sides:
             yield f"{model}: {graphs(core, sides[NO_GRAPHS])}"
         yield f"{model}: {host(core)}"
@@ -48,6 +52,20 @@ def over(one: Engine, other: Engine) -> float:
     """How many times as fast `one` computes the steps that both computed."""
     common = [tokens for tokens in STEPS if tokens in one.steps and tokens in other.steps]
     return geometric_mean([one.tokens_per_s(tokens) / other.tokens_per_s(tokens) for tokens in common])
+
+
+def full_graphs(graphed: Engine, direct: Engine) -> str:
+    """Whether graphs of the direct engine pay (ADR 60): at 600 tokens, and at the sizes of the table."""
+    if not graphed.capture_sizes:
+        return "the direct engine captured no graphs: its log says why"
+    gain = graphed.tokens_per_s(_JUDGED) / direct.tokens_per_s(_JUDGED)
+    times = ", ".join(
+        f"{tokens} tokens {1e3 * direct.steps[tokens][0]:.2f} → {1e3 * graphed.steps[tokens][0]:.2f} ms"
+        for tokens in STEPS
+        if tokens in direct.steps and tokens in graphed.steps
+    )
+    keep = "set engine.graphs to auto by default" if gain >= GRAPHS_PAY else "leave engine.graphs off (ADR 60)"
+    return f"graphs are {gain:.2f} × direct at {_JUDGED} tokens ({GRAPHS_PAY:g} wanted): {keep}; {times}"
 
 
 def graphs(core: Engine, plain: Engine) -> str:
