@@ -104,7 +104,7 @@ class StackPlan:
     `redis` is one's own, empty for one started here, None for none.
     A port of None is the usual one, or any when that is busy. `task`: the model's; by its own files when empty.
     `servers` model servers run, with `settings` (environment variables without their prefix). `ranker`: the folder of
-    a model that ranks, on one more model server; empty for none.
+    a model that ranks, on one more model server; empty for none. `batches`: files of requests are taken.
     """
 
     folder: Path
@@ -120,6 +120,7 @@ class StackPlan:
     servers: int = 1
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     ranker: str = ""
+    batches: bool = False
 
 
 class Stack:
@@ -171,6 +172,7 @@ class Stack:
             settings={
                 "KAFKA__TOPICS": _TOPICS[plan.task],
                 **({"MODELS": json.dumps(models)} if plan.ranker else {}),
+                **({"BATCHES__STORE": f"file://{(plan.folder / 'batches').resolve()}"} if plan.batches else {}),
                 **({"REDIS__ENABLED": "true", "REDIS__SERVERS": redis, **_REDIS_SETTINGS} if redis else {}),
             },
         )

@@ -27,12 +27,14 @@ from loadtest.stack.stack import Stack, StackPlan, Stages
 from loadtest.texts import sample as texts
 from loadtest.texts.minilm_ranker import minilm_ranker
 from loadtest.texts.smollm2 import smollm2
+from loadtest.up.batch import cost_table, run_batch
 from loadtest.up.demo import DAY_S, DEMO_SERVERS, Demo, outcomes_table
 from loadtest.up.ranking import orders_table, rank
 from loadtest.up.retrieval import Service, loops_table, retrieve, runs_table, turns
 from loadtest.up.sample import budgets_note, measure_gain, neighbours_table, passages_table, take_sample
 
 _QUESTIONS, _ASKED, _INDEXED, _LOOPS, _RANKED_AMONG = 200, 20, 200, 2, 1000
+_IN_A_BATCH = 3600
 _WATCH_S = 0.5
 _INTERRUPTED = 130
 _SERVING = "\n[bold]Serving.[/] From another terminal, in this folder:\n"
@@ -69,7 +71,13 @@ Documents ranked over HTTP (README.md, docs/clients.md has gRPC, Kafka and Redis
 
   curl http://{http}/v1/rerank -d '{{"model": "{ranker}", "query": "who wrote hamlet", "documents": ["Bacon", "rain"]}}'
 """
+_HOW_TO_BATCH = """
+Files of requests (docs/batches.md), for OpenAI's client with base_url http://{http}/v1:
+
+  curl http://{http}/v1/files -F purpose=batch -F file=@requests.jsonl
+"""
 _SHOWN = {
+    "batch": _SERVING + _HOW_TO + _HOW_TO_BATCH + _WHERE,
     "": _SERVING + _HOW_TO + _WHERE,
     "rank": _SERVING + _HOW_TO + _HOW_TO_RANK + _WHERE,
     "generate": _SERVING + _HOW_TO_GENERATE + _WHERE,
@@ -108,6 +116,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="find a question's neighbours by their vectors, and rank them with a model made of the bundled one",
     )
     tasks.add_argument(
+        "--batch",
+        action="store_true",
+        help=f"embed {_IN_A_BATCH:,} questions as a file, by OpenAI's Batch API, and say what that cost",
+    )
+    tasks.add_argument(
         "--demo",
         nargs="?",
         type=positive,
@@ -137,6 +150,7 @@ def run(options: argparse.Namespace) -> int:
         metrics_port=options.metrics_port,
         modelserver_port=options.modelserver_port,
         model_path=options.model_path,
+        batches=options.batch,
         task="both" if options.mixed else "generate" if options.generate else "",
         **(DEMO_SERVERS if options.demo else {}),
     )
@@ -167,7 +181,7 @@ class _Session:
         self._users = users
         self._stay = stay
         self._demo_s = demo_s
-        self._shown = "rank" if plan.ranker else plan.task
+        self._shown = "batch" if plan.batches else "rank" if plan.ranker else plan.task
         self._stages = Stages(OUTPUT)
         self._stack = Stack(plan, self._stages)
 
@@ -195,6 +209,7 @@ class _Session:
         shows = {
             "": embeds,
             "rank": self._show_ranking,
+            "batch": self._show_batch,
             "generate": self._show_texts,
             "both": self._show_retrieval,
         }
@@ -252,6 +267,14 @@ class _Session:
             " server's MODEL__PATH to one (docs/models.md)."
         )
         return bool(rankings)
+
+    def _show_batch(self, addresses: Addresses) -> bool:
+        """Whether every question of a file got its vector, once."""
+        questions = bundled_questions()[:_IN_A_BATCH]
+        OUTPUT.print(f"\nEmbedding {len(questions):,} real questions as a file, by OpenAI's Batch API")
+        run = run_batch(addresses.http, addresses.metrics, questions)
+        OUTPUT.print(cost_table(run))
+        return run.is_whole
 
     def _show_sample(self, addresses: Addresses) -> bool:
         OUTPUT.print(f"\nEmbedding {_QUESTIONS} real questions through Kafka and through gRPC")

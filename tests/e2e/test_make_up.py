@@ -188,6 +188,14 @@ def test_neighbours_are_ranked_and_both_orders_shown(tmp_path: Path) -> None:
         assert "minilm-ranker, is made of the bundled MiniLM" in shown
 
 
+def test_a_file_of_questions_is_embedded_and_its_cost_shown(tmp_path: Path) -> None:
+    with up(tmp_path / "run", "--batch", "--exit", environment=SYNTHETIC) as run:
+        assert run.exit_code() == 0, run.output
+        shown = words(run.output)
+        assert "Embedding 3,600 real questions as a file" in shown
+        assert re.search(r"per 1,000 3,600 3,600 0 [\d,]+ ", shown)
+
+
 def test_the_demonstration_tells_each_step_and_loses_nothing(tmp_path: Path) -> None:
     with up(tmp_path / "run", "--demo", "10", "--exit") as run:
         assert run.exit_code() == 0, run.output
