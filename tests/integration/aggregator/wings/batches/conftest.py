@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from openai import OpenAI
@@ -18,7 +18,7 @@ from loadtest.stack.service import Aggregator, ModelServer
 from tests.support.kafka_client import Topics
 from tests.support.processes import aggregators, synthetic
 
-URL = "/v1/embeddings"
+URL: Final = "/v1/embeddings"
 FINAL = ("completed", "failed", "expired", "cancelled")
 
 

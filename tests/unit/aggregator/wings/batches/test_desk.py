@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ INPUTS = 256
 class Office:
     """A desk with its clock, and the records that it wrote."""
 
-    def __init__(self, **settings: int) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.now_s = 1e9
         self.store = FakeStore()
         self.written: list[Pointer] = []
