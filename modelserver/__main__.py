@@ -32,7 +32,7 @@ from modelserver.all_settings import AllModelServerSettings
 from modelserver.engines.engine import Task
 from modelserver.model_files import ModelFiles
 from modelserver.modes import tasks_of
-from modelserver.registry import MODES
+from modelserver.registry import LAYERS, MODES
 from modelserver.settings import ENV_PREFIX, ModelServerSettings
 from modelserver.tokenizer_check import check_tokenizer, compare_tokenizer
 
@@ -122,7 +122,7 @@ def _check(settings: ModelServerSettings) -> int:
     elif tasks == {Task.EMBED}:
         from modelserver.engines import choice  # noqa: PLC0415 - what only this command needs
 
-        choice.check(settings, files, Task.EMBED)
+        choice.check(settings, files, Task.EMBED, LAYERS)
     else:
         compare_tokenizer(files, trust_remote_code=bool(settings.engine.vllm_options.get("trust_remote_code")))
     findings.good(

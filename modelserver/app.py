@@ -23,7 +23,7 @@ from modelserver.model_files import ModelFiles
 from modelserver.modes import Parts, tasks_of
 from modelserver.profile.measure import Profile
 from modelserver.profile.throughput import with_backlog
-from modelserver.registry import ALTERNATIVES, MODES
+from modelserver.registry import ENGINE_WINGS, MODES
 from modelserver.scheduler.embedding_steps import EmbeddingSteps
 from modelserver.scheduler.queued_batch import StepReport
 from modelserver.scheduler.step_queue import StepQueue
@@ -85,7 +85,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._watch = Watch()
         self._start = EngineStart(
-            settings, files, ALTERNATIVES, lambda: self._metrics.fallbacks.add(1), self._launched, self._watch
+            settings, files, ENGINE_WINGS, lambda: self._metrics.fallbacks.add(1), self._launched, self._watch
         )
         self._degraded = ""
         self._parts = Parts(

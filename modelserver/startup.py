@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from modelserver.engines.choice import Alternative, Choice, build
+from modelserver.engines.choice import Choice, EngineWings, build
 from modelserver.engines.engine import CountLaunch, Engine, EngineFacts, Task
 from modelserver.errors import CannotStart
 from modelserver.model_files import ModelFiles
@@ -39,7 +39,7 @@ class EngineStart:
 
     settings: ModelServerSettings
     files: ModelFiles
-    alternatives: Mapping[str, Alternative]
+    wings: EngineWings
     on_fallback: Callable[[], None]
     count_launch: CountLaunch
     watch: Watch
@@ -55,7 +55,7 @@ class EngineStart:
         """Load a model for a task that gives one row a query, on the calling thread. Raises CannotStart."""
         began_s = self.loading()
         with self.watch.phase(Phase.LOAD):
-            choice = build(self.settings, self.files, task, self.alternatives, self.count_launch)
+            choice = build(self.settings, self.files, task, self.wings, self.count_launch)
         self.loaded(choice.engine.facts, began_s)
         if choice.fallback:
             self.on_fallback()

@@ -6,12 +6,12 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from modelserver.engines.engine import CountLaunch, Engine, EngineFacts, Launch, Scoring, StepThreads, Task
 from modelserver.engines.model_config import read_scoring, synthetic_scoring
-from modelserver.engines.pooling import Modules, read_modules
+from modelserver.engines.pooling import Modules, ReadLayer, read_modules
 from modelserver.engines.synthetic import Poison, SyntheticEngine, synthetic_facts
 from modelserver.errors import CannotStart, ModelServerError
 from modelserver.model_files import ModelFiles
@@ -46,6 +46,18 @@ Alternative = Callable[["CoreEngine", EngineSettings, CountLaunch], Choice]
 """Makes another engine over the weights of a loaded one, and chooses between the two; a wing's (ADR 55)."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineWings:
+    """The parts of engines that wings bring.
+
+    `alternatives`: engines beside vLLM's own way, by the name that `engine.kind` has for them; `auto` tries the first.
+    `layers`: the readers of modules after the pooling, by sentence-transformers' classes.
+    """
+
+    alternatives: Mapping[str, Alternative] = field(default_factory=dict[str, Alternative])
+    layers: Mapping[str, ReadLayer] = field(default_factory=dict[str, ReadLayer])
+
+
 def uncounted(_launch: Launch) -> None:
     pass
 
@@ -54,19 +66,19 @@ def build(
     settings: ModelServerSettings,
     files: ModelFiles,
     task: Task,
-    alternatives: Mapping[str, Alternative],
+    wings: EngineWings,
     count: CountLaunch = uncounted,
 ) -> Choice:
     """Load the model on the calling thread for a task that gives one row a query. Raises CannotStart.
 
-    `alternatives`: by the name that `engine.kind` has for them; without any, vLLM's own way serves.
+    Without an alternative in `wings`, vLLM's own way serves.
     """
-    kind = settings.engine.kind
+    kind, alternatives = settings.engine.kind, wings.alternatives
     if kind == "synthetic":
         return Choice(_synthetic(settings, files, task))
     if kind not in ("auto", "core", *alternatives):
         raise CannotStart(f"engine.kind is {kind}, which this build does not have: set it to auto")
-    core = _core(settings, files, task)
+    core = _core(settings, files, task, wings.layers)
     threads = core.threads if core.facts.on_cpu else None
     if kind == "core" or not alternatives or (kind == "auto" and files.is_causal and not core.facts.on_cpu):
         return Choice(core, threads=threads)
@@ -94,16 +106,16 @@ def scoring_of(settings: ModelServerSettings, files: ModelFiles, task: Task) -> 
     return scoring
 
 
-def check(settings: ModelServerSettings, files: ModelFiles, task: Task) -> None:
+def check(settings: ModelServerSettings, files: ModelFiles, task: Task, layers: Mapping[str, ReadLayer]) -> None:
     """Raises CannotStart for a model that vLLM neither embeds nor scores with; its weights are not loaded."""
     from modelserver.engines.core import check as check_model  # noqa: PLC0415 - loads torch and vLLM
 
-    _pooling(check_model, settings, files, task)
+    _pooling(check_model, settings, files, task, layers)
 
 
-def modules_of(settings: ModelServerSettings, files: ModelFiles) -> Modules | None:
+def modules_of(settings: ModelServerSettings, files: ModelFiles, layers: Mapping[str, ReadLayer]) -> Modules | None:
     """The modules after the transformer of a model that only embeds. Raises CannotStart for unknown ones."""
-    modules = read_modules(files.path, trusted=runs_code(settings))
+    modules = read_modules(files.path, layers, trusted=runs_code(settings))
     if modules is None or not modules.leaves_prompts_out:
         return modules
     return replace(modules, prompts=prompt_tokens(files))
@@ -114,17 +126,23 @@ def runs_code(settings: ModelServerSettings) -> bool:
     return bool(settings.engine.vllm_options.get("trust_remote_code"))
 
 
-def _core(settings: ModelServerSettings, files: ModelFiles, task: Task) -> CoreEngine:
+def _core(settings: ModelServerSettings, files: ModelFiles, task: Task, layers: Mapping[str, ReadLayer]) -> CoreEngine:
     from modelserver.engines.core import load  # noqa: PLC0415 - loads torch and vLLM
 
-    return _pooling(load, settings, files, task)
+    return _pooling(load, settings, files, task, layers)
 
 
-def _pooling(load: Callable[[LoadOptions], L], settings: ModelServerSettings, files: ModelFiles, task: Task) -> L:
+def _pooling(
+    load: Callable[[LoadOptions], L],
+    settings: ModelServerSettings,
+    files: ModelFiles,
+    task: Task,
+    layers: Mapping[str, ReadLayer],
+) -> L:
     """A model of one task that gives one row a query, loaded by vLLM. Raises CannotStart."""
     if task in SCORES:
         return loaded(load, settings, files, scoring=scoring_of(settings, files, task))
-    return loaded(load, settings, files, modules_of(settings, files))
+    return loaded(load, settings, files, modules_of(settings, files, layers))
 
 
 def loaded(

@@ -18,9 +18,9 @@ from modelserver.model_files import ModelFiles, read_json
 from modelserver.tokenizer_check import joins_with_token_types, tokens_of
 
 OWN_CLASSES: Mapping[str, str] = {
-    "PaddedEncoder": "modelserver.engines.modules:PaddedEncoder",
-    "PaddedForSequenceClassification": "modelserver.engines.modules:PaddedForSequenceClassification",
-    "HeadlessBert": "modelserver.engines.modules:HeadlessBert",
+    "PaddedEncoder": "modelserver.engines.padded:PaddedEncoder",
+    "PaddedForSequenceClassification": "modelserver.engines.padded:PaddedForSequenceClassification",
+    "HeadlessBert": "modelserver.engines.padded:HeadlessBert",
 }
 """Registered with vLLM, by architecture."""
 _SERVED_AS: Mapping[str, str] = {

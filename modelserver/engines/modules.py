@@ -1,22 +1,14 @@
-"""Pool the hidden states of a step and run the modules that follow, in float32, for both ways to drive vLLM.
-
-And encoders of transformers as models of vLLM, for architectures that vLLM has no class for, nor a backend: vLLM packs
-the queries of a step end to end, and transformers needs rows of one length. Queries of similar length are computed
-together, so padding at most doubles the computed tokens.
-"""
+"""Pool the hidden states of a step and run the modules that follow, in float32, for both ways to drive vLLM."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModel, AutoModelForSequenceClassification
-from vllm.config import PoolerConfig, VllmConfig
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 from vllm.model_executor.layers.pooler.seqwise import (
     ClassifierPoolerHead,
@@ -28,19 +20,14 @@ from vllm.model_executor.layers.pooler.seqwise import (
 )
 from vllm.model_executor.layers.pooler.seqwise.methods import SequencePoolingMethod
 from vllm.model_executor.layers.pooler.special import DispatchPooler
-from vllm.model_executor.models.bert import BertEmbeddingModel
-from vllm.model_executor.models.interfaces import SupportsCrossEncoding
-from vllm.model_executor.models.interfaces_base import attn_type, default_pooling_type
 
 from modelserver.engines.engine import IdArray, Spans
-from modelserver.engines.pooling import Dense, LayerNorm, Modules, Normalize, Pooling
+from modelserver.engines.pooling import Modules, Pooling
 from modelserver.engines.vllm_internals import given_spans
 from modelserver.errors import CannotStart
 
 _VLLMS: dict[type[Any], Pooling] = {CLSPool: Pooling.CLS, LastPool: Pooling.LAST, MeanPool: Pooling.MEAN}
 _OF_ONE_TOKEN = frozenset((Pooling.CLS, Pooling.LAST))
-_RECTIFIERS = frozenset(("ReLU", "ReLU6"))
-"""Activations behind which a row may be all zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +58,11 @@ class VectorModules(nn.Module):  # type: ignore[misc]  # torch is without types 
         """Load the weights. Raises CannotStart if they are not as the modules' configuration says."""
         super().__init__()
         self.poolings, self.prompts = modules.poolings, modules.prompts
-        self.layers = nn.Sequential(*map(_layer, modules.layers))
+        self.layers = nn.Sequential(*(layer.load() for layer in modules.layers))
         self.needs_segments = not _OF_ONE_TOKEN.issuperset(modules.poolings)
-        sizes = [layer.outputs for layer in modules.layers if isinstance(layer, Dense)]
+        sizes = [layer.outputs for layer in modules.layers if layer.outputs is not None]
         self._outputs = sizes[-1] if sizes else None
-        self.rectified = any(isinstance(layer, Dense) and layer.activation in _RECTIFIERS for layer in modules.layers)
+        self.rectified = any(layer.rectifies for layer in modules.layers)
 
     @property
     def pools_spans(self) -> bool:
@@ -168,54 +155,6 @@ def _pooled(pooling: Pooling, hidden: torch.Tensor, rows: Rows, tokens: _Tokens 
             return tokens.sums(tokens.values) / counts
 
 
-class _Unit(nn.Module):  # type: ignore[misc]
-    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        return nn.functional.normalize(vectors, dim=-1)
-
-
-class _Dense(nn.Module):  # type: ignore[misc]
-    def __init__(self, layer: Dense) -> None:
-        super().__init__()
-        self.linear = nn.Linear(layer.inputs, layer.outputs, bias=layer.bias)
-        self.activation = getattr(nn, layer.activation)()
-        self.is_residual = layer.residual
-        if layer.residual and layer.inputs != layer.outputs:
-            self.residual = nn.Linear(layer.inputs, layer.outputs, bias=False)
-
-    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.activation(self.linear(vectors))
-        if not self.is_residual:
-            return found
-        return found + (self.residual(vectors) if hasattr(self, "residual") else vectors)
-
-
-class _Norm(nn.Module):  # type: ignore[misc]
-    def __init__(self, layer: LayerNorm) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(layer.dimensions)
-
-    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        normed: torch.Tensor = self.norm(vectors)
-        return normed
-
-
-def _layer(layer: Dense | LayerNorm | Normalize) -> nn.Module:
-    """The module with its weights, float32 on the CPU. Raises CannotStart."""
-    if isinstance(layer, Normalize):
-        return _Unit()
-    module = _Dense(layer) if isinstance(layer, Dense) else _Norm(layer)
-    safe, pickled = layer.folder / "model.safetensors", layer.folder / "pytorch_model.bin"
-    try:
-        weights = load_file(safe) if safe.is_file() else torch.load(pickled, map_location="cpu", weights_only=True)
-        module.load_state_dict(weights, strict=True)
-    except Exception as error:
-        raise CannotStart(
-            f"the weights of {layer.folder} cannot be read: {type(error).__name__}:"
-            f" {' '.join(str(error).split())[:400]}"
-        ) from error
-    return module.to(torch.float32).requires_grad_(requires_grad=False)
-
-
 class _ModulesPool(SequencePoolingMethod):  # type: ignore[misc]  # vLLM is without types to mypy
     """Replaces vLLM's pooling."""
 
@@ -298,112 +237,3 @@ class _Nothing(nn.Module):  # type: ignore[misc]
     def forward(self, pooled: torch.Tensor, pooling_metadata: object) -> torch.Tensor:
         del pooling_metadata
         return pooled
-
-
-@attn_type("encoder_only")
-@default_pooling_type(seq_pooling_type="CLS")
-class PaddedEncoder(nn.Module):  # type: ignore[misc]  # torch is without types to mypy
-    """Hidden states [Σ lengths, hidden] of packed queries, each of which begins at position 0."""
-
-    is_pooling_model = True
-    kind: Any = AutoModel
-
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        del prefix
-        super().__init__()
-        config = vllm_config.model_config
-        assert config.pooler_config is not None, "An encoder is loaded without a pooler. This is a bug."
-        self._path, self._dtype = config.model, config.dtype
-        self._pad_id = config.hf_config.pad_token_id or 0
-        self.model: Any = self.kind.from_config(config.hf_config, dtype=config.dtype)
-        self.pooler = self._pooler(config.pooler_config)
-
-    def _pooler(self, config: PoolerConfig) -> DispatchPooler:
-        return DispatchPooler.for_embedding(config)
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        vectors: torch.Tensor = self.model.get_input_embeddings()(input_ids)
-        return vectors
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        intermediate_tensors: object = None,
-        inputs_embeds: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        del intermediate_tensors, inputs_embeds
-        starts = torch.nonzero(positions == 0).flatten()
-        lengths = torch.diff(starts, append=starts.new_tensor([input_ids.numel()]))
-        hidden = torch.zeros((input_ids.numel(), self._width), dtype=self._dtype, device=input_ids.device)
-        doublings = torch.ceil(torch.log2(lengths.float()))
-        for doubling in torch.unique(doublings):
-            chosen = doublings == doubling
-            self._rows(input_ids, token_type_ids, starts[chosen], lengths[chosen], hidden)
-        return hidden
-
-    @property
-    def _width(self) -> int:
-        width: int = self.model.config.hidden_size
-        return width
-
-    def _rows(
-        self,
-        input_ids: torch.Tensor,
-        token_types: torch.Tensor | None,
-        starts: torch.Tensor,
-        lengths: torch.Tensor,
-        hidden: torch.Tensor,
-    ) -> None:
-        """Compute queries of similar length as rows, and put their hidden states in their places."""
-        columns = torch.arange(int(lengths.max()), device=input_ids.device)
-        mask = columns < lengths[:, None]
-        places = (starts[:, None] + columns)[mask]
-        rows = {"input_ids": torch.full(mask.shape, self._pad_id, dtype=torch.int64, device=input_ids.device)}
-        rows["input_ids"][mask] = input_ids[places].long()
-        if token_types is not None:
-            rows["token_type_ids"] = torch.zeros_like(rows["input_ids"])
-            rows["token_type_ids"][mask] = token_types[places].long()
-        hidden[places] = self._states(self.model(**rows, attention_mask=mask.long()), mask)
-
-    def _states(self, computed: Any, mask: torch.Tensor) -> torch.Tensor:
-        states: torch.Tensor = computed.last_hidden_state[mask]
-        return states
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Take the weights as transformers reads them, with the names of older checkpoints."""
-        del weights
-        loaded = self.kind.from_pretrained(self._path, dtype=self._dtype, local_files_only=True)
-        self.model.load_state_dict(loaded.state_dict(), strict=True)
-        return {name for name, _ in self.named_parameters()}
-
-
-@attn_type("encoder_only")
-@default_pooling_type(seq_pooling_type="CLS")
-class PaddedForSequenceClassification(PaddedEncoder, SupportsCrossEncoding):  # type: ignore[misc]
-    """Returns, in place of a token's hidden states, the logits of its query: [Σ lengths, labels]."""
-
-    kind = AutoModelForSequenceClassification
-
-    def _pooler(self, config: PoolerConfig) -> DispatchPooler:
-        return DispatchPooler.for_seq_cls(config)
-
-    @property
-    def _width(self) -> int:
-        width: int = self.model.config.num_labels
-        return width
-
-    def _states(self, computed: Any, mask: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = computed.logits.unsqueeze(1).expand(*mask.shape, -1)[mask]
-        return logits
-
-
-class HeadlessBert(BertEmbeddingModel):  # type: ignore[misc]  # vLLM is without types to mypy
-    """Reads `bert.*` and leaves the head, `cls.*`, out."""
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Names as in files of the body alone."""
-        body = ((name.removeprefix("bert."), weight) for name, weight in weights if not name.startswith("cls."))
-        loaded: set[str] = super().load_weights(body)
-        return loaded

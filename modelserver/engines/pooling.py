@@ -6,21 +6,22 @@ A key, and a missing key, means the same as in sentence-transformers 6.2.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from modelserver.errors import CannotStart
 from modelserver.model_files import POOLS_IN_CODE, read_json, sentence_config
 
+if TYPE_CHECKING:
+    from torch import nn
+
 _SAVED_BY = "sentence_transformers."
 _MODULE_KEYS = frozenset(("idx", "kwargs", "name", "path", "type"))
-_ACTIVATIONS = frozenset(
-    ("ELU", "GELU", "Identity", "LeakyReLU", "Mish", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softsign")
-) | {"Tanh"}
-"""The activations of torch.nn without parameters."""
+NAMES = ("module_input_name", "module_output_name")
+"""Keys of a module's config: the value that it takes, and the one that it gives."""
 _TRANSFORMER_KEYS: Mapping[str, Collection[Any]] = {
     "backend": (None, "torch"),
 }
@@ -66,29 +67,42 @@ OF_VLLM = frozenset((Pooling.CLS, Pooling.MEAN, Pooling.LAST))
 """The poolings of vLLM."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dense:
-    """A linear layer and its activation, a name of torch.nn's."""
+class Layer(Protocol):
+    """A module after the pooling, as its files configure it; the wing `modules` has some."""
 
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def inputs(self) -> int | None:
+        """Dimensions that it takes; None: any."""
+        ...
+
+    @property
+    def outputs(self) -> int | None:
+        """Dimensions that it gives; None: as many as it takes."""
+        ...
+
+    @property
+    def rectifies(self) -> bool:
+        """Whether a row may be all zero behind it."""
+        ...
+
+    def load(self) -> nn.Module:
+        """The module with its weights, float32 on the CPU; imports torch. Raises CannotStart."""
+        ...
+
+
+ReadLayer = Callable[[Path], Layer]
+"""Reads the folder of a module after the pooling. Raises CannotStart."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedModule:
+    """A module after the pooling, by its class in sentence-transformers, not read yet."""
+
+    kind: str
     folder: Path
-    inputs: int
-    outputs: int
-    bias: bool
-    activation: str
-    residual: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LayerNorm:
-    """Layer normalization, with weights."""
-
-    folder: Path
-    dimensions: int
-
-
-@dataclass(frozen=True, slots=True)
-class Normalize:
-    """Normalization to unit length before other modules: at the end the aggregator does it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +113,7 @@ class Modules:
     """
 
     poolings: tuple[Pooling, ...]
-    layers: tuple[Dense | LayerNorm | Normalize, ...] = ()
+    layers: tuple[Layer, ...] = ()
     leaves_prompts_out: bool = False
     prompts: tuple[tuple[int, ...], ...] = ()
 
@@ -110,8 +124,42 @@ class Modules:
         return bool(self.layers or self.prompts or others) or first not in OF_VLLM
 
 
-def read_modules(folder: Path, *, trusted: bool) -> Modules | None:
-    """The modules of a folder; None if it names none, or its published code pools.
+@dataclass(frozen=True, slots=True)
+class SavedModules:
+    """The modules that a model's files list: poolings whose joined vector has `width` dimensions, and `after` them.
+
+    Neither a last Normalize, which the aggregator does, nor modules of training alone are among those.
+    """
+
+    poolings: tuple[Pooling, ...]
+    width: int
+    after: tuple[SavedModule, ...] = ()
+    leaves_prompts_out: bool = False
+
+
+def read_modules(folder: Path, layers: Mapping[str, ReadLayer], *, trusted: bool) -> Modules | None:
+    """The modules of a folder, with what is known of each layer; None as in `read_saved`.
+
+    `layers`: the readers of modules after the pooling, by their classes. Raises CannotStart for one without a reader,
+    and as `read_saved` does.
+    """
+    saved = read_saved(folder, trusted=trusted)
+    if saved is None:
+        return None
+    file, read, width = folder / "modules.json", list[Layer](), saved.width
+    for module in saved.after:
+        if module.kind not in layers:
+            raise CannotStart(f"{file} has a {module.kind} module, which this build does not compute")
+        layer = layers[module.kind](module.folder)
+        if layer.inputs not in (None, width):
+            raise CannotStart(f"{layer.folder.name} in {file} takes {layer.inputs} dimensions, and gets {width}")
+        width = layer.outputs or width
+        read.append(layer)
+    return Modules(saved.poolings, tuple(read), saved.leaves_prompts_out)
+
+
+def read_saved(folder: Path, *, trusted: bool) -> SavedModules | None:
+    """The modules that a folder lists; None if it names none, or its published code pools.
 
     `trusted`: the code that was published with the model is run. Raises CannotStart for modules not computed here.
     """
@@ -120,7 +168,7 @@ def read_modules(folder: Path, *, trusted: bool) -> Modules | None:
     if listed is None:
         check_transformer(folder)
         pooling = folder / "1_Pooling"
-        return _pooling(pooling)[0] if pooling.is_dir() else None
+        return _pooling(pooling) if pooling.is_dir() else None
     kinds = [_kind(module, file, trusted=trusted) for module in listed]
     if kinds == ["Transformer"] and (read_json(folder / "config.json") or {}).get("model_type") in POOLS_IN_CODE:
         return None
@@ -130,15 +178,25 @@ def read_modules(folder: Path, *, trusted: bool) -> Modules | None:
         )
     if str(listed[0]["type"]).startswith(_SAVED_BY):
         check_transformer(folder)
-    modules, width = _pooling(folder / str(listed[1].get("path", "")))
-    layers = [
-        _layer(kind, folder / str(module.get("path", ""))) for kind, module in zip(kinds[2:], listed[2:], strict=True)
+    pooled = _pooling(folder / str(listed[1].get("path", "")))
+    rest = [
+        SavedModule(kind, folder / str(module.get("path", "")))
+        for kind, module in zip(kinds[2:], listed[2:], strict=True)
     ]
+    for module in rest:
+        if module.kind in ("Transformer", "Pooling"):
+            raise CannotStart(f"{file} has a second {module.kind} module, which is not computed")
+        if module.kind == "Dropout":
+            read_config(module.folder, ("dropout",), optional=True)
     if kinds[-1] == "Normalize":
-        layers.pop()
-    computed = tuple(each for each in layers if each is not None)
-    _check_widths(computed, width, file)
-    return Modules(modules.poolings, computed, modules.leaves_prompts_out)
+        check_normalize(rest.pop().folder)
+    after = tuple(module for module in rest if module.kind != "Dropout")  # which is of training alone
+    return replace(pooled, after=after)
+
+
+def check_normalize(folder: Path) -> None:
+    """Raises CannotStart for a Normalize module that normalizes something else than the vector."""
+    check_names(read_config(folder, NAMES, optional=True), folder / "config.json")
 
 
 def read_listed(folder: Path) -> list[dict[str, Any]] | None:
@@ -230,77 +288,37 @@ def read_config(folder: Path, known: Collection[str], *, optional: bool = False)
     return config
 
 
-def _pooling(folder: Path) -> tuple[Modules, int]:
-    """The poolings, and the size of the joined vector."""
+def _pooling(folder: Path) -> SavedModules:
     file, sizes = folder / "config.json", ("embedding_dimension", "word_embedding_dimension")
     config = read_config(folder, (*sizes, "include_prompt", "pooling_mode", *_OLD_KEYS))
     named = config.get("pooling_mode")
     if named is None:
-        named = [mode for key, mode in _OLD_KEYS.items() if _flag(config, key, file)] or [Pooling.MEAN]
+        named = [mode for key, mode in _OLD_KEYS.items() if flag(config, key, file)] or [Pooling.MEAN]
     modes = [named] if isinstance(named, str) else named
     if not isinstance(modes, list) or not modes or any(mode not in set(Pooling) for mode in modes):
         raise CannotStart(f"{file} pools by {json.dumps(named)}: {', '.join(Pooling)} are computed")
-    size = _size(config, next((key for key in sizes if key in config), sizes[0]), file)
-    leaves_out = not _flag(config, "include_prompt", file, default=True)
-    return Modules(tuple(map(Pooling, modes)), leaves_prompts_out=leaves_out), size * len(modes)
+    size = size_of(config, next((key for key in sizes if key in config), sizes[0]), file)
+    leaves_out = not flag(config, "include_prompt", file, default=True)
+    return SavedModules(tuple(map(Pooling, modes)), size * len(modes), leaves_prompts_out=leaves_out)
 
 
-def _layer(kind: str, folder: Path) -> Dense | LayerNorm | Normalize | None:
-    file = folder / "config.json"
-    names = ("module_input_name", "module_output_name")
-    if kind == "Dropout":
-        read_config(folder, ("dropout",), optional=True)
-        return None  # of training alone
-    if kind == "LayerNorm":
-        return LayerNorm(folder, _size(read_config(folder, ("dimension",)), "dimension", file))
-    if kind == "Normalize":
-        _check_names(read_config(folder, names, optional=True), names, file)
-        return Normalize()
-    if kind != "Dense":
-        raise CannotStart(f"{folder.parent / 'modules.json'} has a second {kind} module, which is not computed")
-    config = read_config(folder, ("in_features", "out_features", "bias", "activation_function", "use_residual", *names))
-    _check_names(config, names, file)
-    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
-    name = str(activation).rpartition(".")[2]
-    if not str(activation).startswith("torch.nn.") or name not in _ACTIVATIONS:
-        raise CannotStart(
-            f"{file} has the activation {activation}: those of torch.nn that are computed are"
-            f" {', '.join(sorted(_ACTIVATIONS))}"
-        )
-    return Dense(
-        folder=folder,
-        inputs=_size(config, "in_features", file),
-        outputs=_size(config, "out_features", file),
-        bias=_flag(config, "bias", file, default=True),
-        activation=name,
-        residual=_flag(config, "use_residual", file),
-    )
-
-
-def _check_names(config: Mapping[str, Any], names: Collection[str], file: Path) -> None:
-    for name in names:
+def check_names(config: Mapping[str, Any], file: Path) -> None:
+    """Raises CannotStart for a module that takes or gives something else than the vector."""
+    for name in NAMES:
         if config.get(name) not in (None, "sentence_embedding"):
             raise CannotStart(f"{file} sets {name} to {json.dumps(config[name])}: only sentence_embedding is computed")
 
 
-def _check_widths(layers: Collection[Dense | LayerNorm | Normalize], width: int, file: Path) -> None:
-    for layer in layers:
-        if isinstance(layer, Normalize):
-            continue
-        takes = layer.inputs if isinstance(layer, Dense) else layer.dimensions
-        if takes != width:
-            raise CannotStart(f"{layer.folder.name} in {file} takes {takes} dimensions, and gets {width}")
-        width = layer.outputs if isinstance(layer, Dense) else width
-
-
-def _flag(config: Mapping[str, Any], key: str, file: Path, *, default: bool = False) -> bool:
+def flag(config: Mapping[str, Any], key: str, file: Path, *, default: bool = False) -> bool:
+    """The truth value of that key. Raises CannotStart."""
     value = config.get(key, default)
     if not isinstance(value, bool):
         raise CannotStart(f"{file} sets {key} to {json.dumps(value)}: it must be true or false")
     return value
 
 
-def _size(config: Mapping[str, Any], key: str, file: Path) -> int:
+def size_of(config: Mapping[str, Any], key: str, file: Path) -> int:
+    """The number of dimensions of that key. Raises CannotStart."""
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise CannotStart(f"{file} sets {key} to {json.dumps(value)}: it must be a number of dimensions")

@@ -16,7 +16,7 @@ import numpy as np
 from loadtest.bench.programs.engine_steps import prepared
 from modelserver.engines.choice import build
 from modelserver.engines.engine import Engine, Task
-from modelserver.registry import ALTERNATIVES
+from modelserver.registry import ENGINE_WINGS
 from modelserver.startup import warm_up
 
 _FIRST_ID = 1000
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, required=True, help="of each batch")
     parser.add_argument("--tokens", type=int, required=True, help="of each query")
     options = parser.parse_args()
-    engine = build(*prepared("loadtest.bench.programs.engine_forward"), Task.EMBED, ALTERNATIVES).engine
+    engine = build(*prepared("loadtest.bench.programs.engine_forward"), Task.EMBED, ENGINE_WINGS).engine
     warm_up(engine)
     facts = engine.facts
     _write({"engine": facts.kind, "dtype": facts.dtype})

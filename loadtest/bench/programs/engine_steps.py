@@ -27,7 +27,7 @@ from modelserver.engines.engine import Engine, Task
 from modelserver.model_files import ModelFiles
 from modelserver.process_env import needs_v1_runner, prepare_engine_env, reexecution
 from modelserver.profile.measure import measure, production_mix
-from modelserver.registry import ALTERNATIVES
+from modelserver.registry import ENGINE_WINGS
 from modelserver.settings import ENV_PREFIX, ModelServerSettings
 from modelserver.startup import profile_owner, sweep_plan, warm_up
 
@@ -43,7 +43,7 @@ def time_steps(settings: ModelServerSettings, files: ModelFiles, totals: Sequenc
     `steps` has, by total, the seconds of a step (median) and those in which the device computed.
     """
     began_s = time.monotonic()
-    engine = build(settings, files, Task.EMBED, ALTERNATIVES).engine
+    engine = build(settings, files, Task.EMBED, ENGINE_WINGS).engine
     warm_up(engine)
     load_s = time.monotonic() - began_s
     facts = engine.facts

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modelserver.engines.choice import runs_code
-from modelserver.engines.pooling import OF_VLLM, Pooling, read_modules
+from modelserver.engines.pooling import OF_VLLM, Pooling, read_saved
 from modelserver.errors import CannotStart
 from modelserver.model_files import ModelFiles, read_json
 from modelserver.settings import ModelServerSettings
@@ -40,15 +40,15 @@ def read_embedding(model: Path, adapter: Path | None, *, trusted: bool = False) 
 
 
 def _generating_pooling(folder: Path, *, trusted: bool) -> Pooling:
-    modules = read_modules(folder, trusted=trusted)
-    if modules is None:
+    saved = read_saved(folder, trusted=trusted)
+    if saved is None:
         return Pooling.LAST
-    first, *others = modules.poolings
-    if modules.layers:
-        refused = f"has a {type(modules.layers[0]).__name__} module after its pooling"
+    first, *others = saved.poolings
+    if saved.after:
+        refused = f"has a {saved.after[0].kind} module after its pooling"
     elif others or first not in OF_VLLM:
-        refused = f"pools by {' and '.join(modules.poolings)}"
-    elif modules.leaves_prompts_out:
+        refused = f"pools by {' and '.join(saved.poolings)}"
+    elif saved.leaves_prompts_out:
         refused = "pools without the prompt's tokens (include_prompt)"
     else:
         return first

@@ -36,7 +36,7 @@ from modelserver.engines.vllm_internals import captured as captured_sizes  # noq
 from modelserver.engines.vllm_internals import runner_of  # noqa: E402
 from modelserver.errors import CannotStart, EngineBroken  # noqa: E402
 from modelserver.model_files import locate  # noqa: E402
-from modelserver.registry import ALTERNATIVES  # noqa: E402
+from modelserver.registry import ALTERNATIVES, ENGINE_WINGS, LAYERS  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings  # noqa: E402
 from tests.integration.modelserver.texts import generated, questions, token_ids  # noqa: E402
 
@@ -241,11 +241,11 @@ def refused(folder: Path) -> dict[str, Any]:
 
 
 def check(settings: ModelServerSettings, files: model_files.ModelFiles) -> None:
-    choice.check(settings, files, Task.EMBED)
+    choice.check(settings, files, Task.EMBED, LAYERS)
 
 
 def build(settings: ModelServerSettings, files: model_files.ModelFiles) -> choice.Choice:
-    return choice.build(settings, files, Task.EMBED, ALTERNATIVES)
+    return choice.build(settings, files, Task.EMBED, ENGINE_WINGS)
 
 
 def _refusal(job: Callable[[], object]) -> str:

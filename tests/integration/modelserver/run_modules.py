@@ -41,7 +41,7 @@ from modelserver.engines import choice  # noqa: E402
 from modelserver.engines.engine import Engine, Spans, Task  # noqa: E402
 from modelserver.errors import CannotStart  # noqa: E402
 from modelserver.model_files import TOKENIZER_FILE  # noqa: E402
-from modelserver.registry import ALTERNATIVES  # noqa: E402
+from modelserver.registry import ENGINE_WINGS  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings  # noqa: E402
 from tests.integration.modelserver import run_engines, tiny_models  # noqa: E402
 from tests.integration.modelserver.model_families import DISTILBERT, ENCODER, QWEN3, SIZE  # noqa: E402
@@ -204,7 +204,7 @@ def apart(folder: Path, expected: Vectors, of_spans: Vectors | None) -> dict[str
     tokenizer.no_truncation()
     prompted = [prompt + text for prompt in (files.query_prompt, files.document_prompt) for text in TEXTS]
     queries = [each.ids for each in tokenizer.encode_batch(prompted)]
-    core = choice.build(settings(), files, Task.EMBED, ALTERNATIVES).engine
+    core = choice.build(settings(), files, Task.EMBED, ENGINE_WINGS).engine
     engines: dict[str, Engine] = {"core": core, **alternatives(core)}  # type: ignore[arg-type]  # it is a CoreEngine
     found = {name: _finished(embed(engine, queries), normalizes=files.normalizes) for name, engine in engines.items()}
     said = {"dimensions": core.facts.dimensions, "expected_dimensions": expected.shape[1]}

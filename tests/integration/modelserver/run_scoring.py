@@ -28,7 +28,7 @@ from modelserver import model_files  # noqa: E402
 from modelserver.engines import choice  # noqa: E402
 from modelserver.engines.engine import Engine, IdArray  # noqa: E402
 from modelserver.modes import tasks_of  # noqa: E402
-from modelserver.registry import ALTERNATIVES, MODES  # noqa: E402
+from modelserver.registry import ENGINE_WINGS, MODES  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings, ModelSettings  # noqa: E402
 from tests.integration.modelserver import tiny_models  # noqa: E402
 
@@ -234,7 +234,7 @@ def scored(shape: Shape, folder: Path) -> dict[str, Any]:
     )
     files = model_files.read(folder, "")
     (task,) = tasks_of(settings, files, MODES)
-    chosen = choice.build(settings, files, task, ALTERNATIVES)
+    chosen = choice.build(settings, files, task, ENGINE_WINGS)
     found: dict[str, Any] = {"engine": chosen.engine.facts.kind, "fallback": chosen.fallback}
     facts = chosen.engine.facts
     found |= {"tasks": sorted(facts.tasks), "token_types": facts.token_types, "longest": facts.max_input_tokens}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from modelserver import model_files, startup
-from modelserver.engines.choice import Choice, uncounted
+from modelserver.engines.choice import Choice, EngineWings, uncounted
 from modelserver.engines.engine import StepThreads, Task
 from modelserver.errors import CannotStart
 from modelserver.model_files import ModelFiles
@@ -91,7 +91,7 @@ def test_a_fallback_is_told_and_a_rebuild_measures_nothing_again(
     bounds = [64]
     monkeypatch.setattr(startup, "measure_threads", lambda *_: bounds.pop())
     told: list[int] = []
-    start = EngineStart(settings_of(tmp_path), files, {}, lambda: told.append(1), uncounted, WATCH)
+    start = EngineStart(settings_of(tmp_path), files, EngineWings(), lambda: told.append(1), uncounted, WATCH)
     start.batches(Task.EMBED)
     first, steps = start.profile, len(engine.steps)
     start.batches(Task.EMBED)
@@ -114,7 +114,7 @@ def test_a_rebuild_that_hangs_is_overdue_as_the_first_load_is(
         return Choice(engine)
 
     monkeypatch.setattr(startup, "build", build)
-    start = EngineStart(settings_of(tmp_path), files, {}, lambda: None, uncounted, watch)
+    start = EngineStart(settings_of(tmp_path), files, EngineWings(), lambda: None, uncounted, watch)
     start.batches(Task.EMBED)
     start.batches(Task.EMBED)
     assert overdue == [None, "load takes longer than 1 s"]

@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from modelserver import model_files
-from modelserver.engines.choice import Alternative, Choice, build
+from modelserver.engines.choice import Alternative, Choice, EngineWings, build
 from modelserver.engines.engine import StepThreads, Task
 from modelserver.errors import CannotStart
 from modelserver.settings import EngineSettings, ModelServerSettings
@@ -46,7 +46,7 @@ def test_an_alternative_is_tried_but_for_causal_models_on_a_gpu(
     monkeypatch.setitem(sys.modules, "modelserver.engines.core", module)
     settings = ModelServerSettings(engine=EngineSettings(kind=kind))
     files = replace(model_files.read(model_files.locate("", ""), ""), is_causal=causal)
-    choice = build(settings, files, Task.EMBED, alternatives)
+    choice = build(settings, files, Task.EMBED, EngineWings(alternatives))
     assert choice.engine is (direct if tried else core)
     assert choice.fallback == ""
     assert choice.threads is (threads if on_cpu else None), "a GPU's steps do not depend on the threads"
@@ -61,13 +61,13 @@ def test_an_alternative_that_fails_serves_vllms_own_way_unless_it_is_named(monke
     monkeypatch.setitem(sys.modules, "modelserver.engines.core", module)
     files = model_files.read(model_files.locate("", ""), "")
     alternatives: dict[str, Alternative] = {"direct": lambda core, *_: Choice(core, "it disagrees")}
-    choice = build(ModelServerSettings(), files, Task.EMBED, alternatives)
+    choice = build(ModelServerSettings(), files, Task.EMBED, EngineWings(alternatives))
     assert (choice.engine, choice.fallback) == (core, "it disagrees")
     named = ModelServerSettings(engine=EngineSettings(kind="direct"))
     with pytest.raises(CannotStart, match=r"engine\.kind is direct, but it disagrees"):
-        build(named, files, Task.EMBED, alternatives)
+        build(named, files, Task.EMBED, EngineWings(alternatives))
     with pytest.raises(CannotStart, match=r"engine\.kind is direct, which this build does not have"):
-        build(named, files, Task.EMBED, {})
+        build(named, files, Task.EMBED, EngineWings())
 
 
 def test_an_error_of_the_system_at_load_is_told_with_where_it_was_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,4 +79,4 @@ def test_an_error_of_the_system_at_load_is_told_with_where_it_was_raised(monkeyp
     monkeypatch.setitem(sys.modules, "modelserver.engines.core", SimpleNamespace(LoadOptions=options, load=load))
     files = model_files.read(model_files.locate("", ""), "")
     with pytest.raises(CannotStart, match=r"Permission denied \(raised by load in .*test_choice\.py, line \d+\)"):
-        build(ModelServerSettings(), files, Task.EMBED, {})
+        build(ModelServerSettings(), files, Task.EMBED, EngineWings())

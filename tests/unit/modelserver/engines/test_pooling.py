@@ -10,10 +10,7 @@ import pytest
 
 from modelserver.engines.choice import modules_of
 from modelserver.engines.pooling import (
-    Dense,
-    LayerNorm,
     Modules,
-    Normalize,
     Pooling,
     read_modules,
 )
@@ -23,18 +20,16 @@ from modelserver.settings import EngineSettings, ModelServerSettings
 from tests.support.model_folder import write
 from tests.support.sentence_folder import causal, modules, pooled
 
-DENSE = {"in_features": 8, "out_features": 4, "activation_function": "torch.nn.modules.activation.Tanh"}
-
 
 def read_(folder: Path) -> Modules:
-    found = read_modules(folder, trusted=False)
+    found = read_modules(folder, {}, trusted=False)
     assert found is not None
     return found
 
 
 def refused(folder: Path, says: str) -> None:
     with pytest.raises(CannotStart, match=says):
-        read_modules(folder, trusted=False)
+        read_modules(folder, {}, trusted=False)
 
 
 @pytest.mark.parametrize(
@@ -59,32 +54,8 @@ def test_poolings_are_as_the_files_of_each_layout_say(tmp_path: Path, config: di
     assert read_(tmp_path) == Modules(tuple(map(Pooling, poolings.split())))
 
 
-def test_both_layouts_of_all_modules_are_read_alike(tmp_path: Path) -> None:
-    kinds = ("Transformer", "Pooling", "Normalize", "Dense", "Dropout", "LayerNorm", "Normalize")
-    old, new = tmp_path / "old", tmp_path / "new"
-    names = dict.fromkeys(("module_input_name", "module_output_name"), "sentence_embedding")
-    for folder in (old, new):
-        modules(folder, *kinds, new=folder == new)
-        write(folder, "3_Dense/config.json", DENSE | (names if folder == new else {"bias": False}))
-        write(folder, "5_LayerNorm/config.json", {"dimension": 4})
-        write(folder, "sentence_bert_config.json", {"max_seq_length": 9, "do_lower_case": False})
-    write(old, "1_Pooling/config.json", {"word_embedding_dimension": 8, "pooling_mode_max_tokens": True})
-    write(new, "1_Pooling/config.json", {"embedding_dimension": 8, "pooling_mode": "max", "include_prompt": False})
-    write(new, "2_Normalize/config.json", names)
-    text = {"method": "forward", "method_output_name": "last_hidden_state"}
-    transformer = {"transformer_task": "feature-extraction", "modality_config": {"text": text}}
-    write(new, "sentence_bert_config.json", transformer | {"module_output_name": "token_embeddings"})
-
-    def expected(folder: Path, *, bias: bool) -> tuple[Any, ...]:
-        dense = Dense(folder / "3_Dense", 8, 4, bias=bias, activation="Tanh", residual=False)
-        return (Normalize(), dense, LayerNorm(folder / "5_LayerNorm", 4))
-
-    assert read_(old) == Modules((Pooling.MAX,), expected(old, bias=False))
-    assert read_(new) == Modules((Pooling.MAX,), expected(new, bias=True), leaves_prompts_out=True)
-
-
 def test_a_folder_without_modules_or_a_pooling_is_pooled_as_vllm_does(tmp_path: Path) -> None:
-    assert read_modules(tmp_path, trusted=False) is None
+    assert read_modules(tmp_path, {}, trusted=False) is None
     write(tmp_path, "1_Pooling/config.json", {"word_embedding_dimension": 8, "pooling_mode_max_tokens": True})
     assert read_(tmp_path) == Modules((Pooling.MAX,))
 
@@ -104,6 +75,18 @@ def test_a_folder_without_modules_or_a_pooling_is_pooled_as_vllm_does(tmp_path: 
 def test_a_pooling_that_is_not_computed_is_refused(tmp_path: Path, config: dict[str, Any], says: str) -> None:
     pooled(tmp_path, **config)
     refused(tmp_path, says)
+
+
+def test_a_module_after_the_pooling_is_refused_without_a_reader_but_one_that_changes_nothing(tmp_path: Path) -> None:
+    pooled(tmp_path, "Dropout", "Normalize")
+    assert read_(tmp_path) == Modules((Pooling.MEAN,))
+    write(tmp_path, "2_Dropout/config.json", {"dropout": 0.2, "scale": 2})
+    refused(tmp_path, "sets scale to 2")
+    pooled(tmp_path, "Dense")
+    refused(tmp_path, "has a Dense module, which this build does not compute")
+    pooled(tmp_path, "Normalize")
+    write(tmp_path, "2_Normalize/config.json", {"module_input_name": "token_embeddings"})
+    refused(tmp_path, "only sentence_embedding is computed")
 
 
 @pytest.mark.parametrize(
@@ -135,53 +118,11 @@ def test_a_published_transformer_is_taken_if_its_code_runs_or_vllm_has_it(tmp_pa
     modules(tmp_path, "custom_st.Transformer", "Pooling")
     write(tmp_path, "1_Pooling/config.json", {"word_embedding_dimension": 8})
     write(tmp_path, "sentence_bert_config.json", {"of_its_own": 1})
-    assert read_modules(tmp_path, trusted=True) == Modules((Pooling.MEAN,))
+    assert read_modules(tmp_path, {}, trusted=True) == Modules((Pooling.MEAN,))
     modules(tmp_path, "custom_st.Transformer")
     refused(tmp_path, "code that was published")
     write(tmp_path, "config.json", {"model_type": "jina_embeddings_v5"})
-    assert read_modules(tmp_path, trusted=False) is None
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"activation_function": "torch.nn.modules.activation.Softmax"}, "has the activation .*Softmax: those of"),
-        ({"activation_function": "mine.Tanh"}, "has the activation mine.Tanh"),
-        ({"activation_function": None}, "has the activation None"),
-        ({"module_input_name": "token_embeddings"}, 'module_input_name to "token_embeddings": only sentence_embedding'),
-        ({"dropout": 0.1}, "sets dropout to 0.1, which is not known"),
-        ({"bias": "yes"}, 'sets bias to "yes"'),
-        ({"in_features": 9}, "2_Dense in .*modules.json takes 9 dimensions, and gets 8"),
-        ({"out_features": None}, "sets out_features to null"),
-    ],
-)
-def test_a_dense_module_that_is_not_computed_is_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
-    pooled(tmp_path, "Dense")
-    write(tmp_path, "2_Dense/config.json", DENSE | change)
-    refused(tmp_path, says)
-
-
-def test_what_a_dense_module_omits_is_as_sentence_transformers_has_it(tmp_path: Path) -> None:
-    pooled(tmp_path, "Dense")
-    write(tmp_path, "2_Dense/config.json", {"in_features": 8, "out_features": 4})
-    assert read_(tmp_path).layers == (Dense(tmp_path / "2_Dense", 8, 4, bias=True, activation="Tanh", residual=False),)
-
-
-@pytest.mark.parametrize(
-    ("kind", "config", "says"),
-    [
-        ("Dense", None, "2_Dense/config.json is missing"),
-        ("LayerNorm", {"dimension": 7}, "takes 7 dimensions, and gets 8"),
-        ("LayerNorm", {"dimension": 8, "eps": 1e-3}, "sets eps to 0.001"),
-        ("Normalize", {"module_input_name": "token_embeddings"}, "only sentence_embedding is computed"),
-        ("Dropout", {"dropout": 0.2, "scale": 2}, "sets scale to 2"),
-    ],
-)
-def test_every_key_of_every_module_is_asked(tmp_path: Path, kind: str, config: Any, says: str) -> None:
-    pooled(tmp_path, kind)
-    if config is not None:
-        write(tmp_path, f"2_{kind}/config.json", config)
-    refused(tmp_path, says)
+    assert read_modules(tmp_path, {}, trusted=False) is None
 
 
 @pytest.mark.parametrize(
@@ -239,30 +180,30 @@ def prompted(folder: Path, **prompts: str) -> ModelFiles:
 
 
 def test_prompts_that_are_not_pooled_are_known_by_their_tokens(tmp_path: Path) -> None:
-    found = modules_of(ModelServerSettings(), prompted(tmp_path, query="query: ", document="this query: "))
+    found = modules_of(ModelServerSettings(), prompted(tmp_path, query="query: ", document="this query: "), {})
     assert found is not None
     assert found.prompts == ((101, 2023, 23032, 1024), (101, 23032, 1024))
     assert found.needs_place
 
 
 def test_without_a_prompt_nothing_is_left_out(tmp_path: Path) -> None:
-    found = modules_of(ModelServerSettings(), prompted(tmp_path, query="", other="other: "))
+    found = modules_of(ModelServerSettings(), prompted(tmp_path, query="", other="other: "), {})
     assert found is not None
     assert not found.needs_place
 
 
 def test_a_prompt_that_runs_into_its_text_cannot_be_left_out(tmp_path: Path) -> None:
     with pytest.raises(CannotStart, match="prompt 'quer' are others before "):
-        modules_of(ModelServerSettings(), prompted(tmp_path, query="quer"))
+        modules_of(ModelServerSettings(), prompted(tmp_path, query="quer"), {})
 
 
 def test_code_is_run_only_where_the_settings_say_so(tmp_path: Path) -> None:
     files = prompted(tmp_path)
     modules(tmp_path, "custom_st.Transformer", "Pooling")
     trusting = ModelServerSettings(engine=EngineSettings(vllm_options={"trust_remote_code": True}))
-    assert modules_of(trusting, files) is not None
+    assert modules_of(trusting, files, {}) is not None
     with pytest.raises(CannotStart, match="trust_remote_code"):
-        modules_of(ModelServerSettings(), files)
+        modules_of(ModelServerSettings(), files, {})
 
 
 def test_only_a_last_normalize_is_left_to_the_aggregator(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from modelserver.engines.core import load  # noqa: E402
 from modelserver.engines.engine import Task  # noqa: E402
 from modelserver.engines.vllm_internals import runner_of  # noqa: E402
 from modelserver.model_files import locate  # noqa: E402
-from modelserver.registry import ALTERNATIVES  # noqa: E402
+from modelserver.registry import ALTERNATIVES, ENGINE_WINGS  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings  # noqa: E402
 from modelserver.wings.generation.vllm_generator import VllmGenerator  # noqa: E402
 from modelserver.wings.generation.vllm_generator import load as load_generator  # noqa: E402
@@ -75,7 +75,7 @@ def minilm() -> float:
     """The same of MiniLM's, on the engine that a model server builds."""
     path = locate("", "")
     settings = ModelServerSettings(engine=EngineSettings(kind="core", dtype="float32", step_tokens=256))
-    engine = choice.build(settings, model_files.read(path, ""), Task.EMBED, ALTERNATIVES).engine
+    engine = choice.build(settings, model_files.read(path, ""), Task.EMBED, ENGINE_WINGS).engine
     body = AutoModel.from_pretrained(path).eval()
     queries = token_ids(questions(QUESTIONS))
     expected = tiny_models.TinyModel(body, body, "mean", encoder_only=True, size=384).pooled(queries)

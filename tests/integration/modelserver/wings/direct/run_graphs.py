@@ -24,6 +24,7 @@ from modelserver import model_files  # noqa: E402
 from modelserver.engines import choice  # noqa: E402
 from modelserver.engines.engine import Launch  # noqa: E402
 from modelserver.modes import tasks_of  # noqa: E402
+from modelserver.registry import ENGINE_WINGS  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings, ModelSettings  # noqa: E402
 from modelserver.wings.direct.agreement import apart  # noqa: E402
 from modelserver.wings.direct.engine import Attention, DirectEngine  # noqa: E402
@@ -81,7 +82,7 @@ def compared(path: Path, task: Literal["auto", "embed"]) -> dict[str, Any]:
     )
     settings = ModelServerSettings(model=ModelSettings(path=str(path), task=task), engine=engine)
     files = model_files.read(path, "")
-    core: Any = choice.build(settings, files, min(tasks_of(settings, files, ())), {}).engine
+    core: Any = choice.build(settings, files, min(tasks_of(settings, files, ())), ENGINE_WINGS).engine
     direct, counted = OnCpu(core), list[Launch]()
     graphed = with_graphs(direct, Immediate(), counted.append)
     found = {"sizes": graphed.facts.capture_sizes, "apart": differences(graphed, direct), "launches": counted}
