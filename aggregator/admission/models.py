@@ -18,7 +18,8 @@ from aggregator.scheduler.budget import NewServiceLevel, StepLimits
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.mixed_replica import MixedReplica
-from aggregator.scheduler.replica import UNMEASURED, Replica
+from aggregator.scheduler.replica import Replica
+from aggregator.scheduler.speed import UNMEASURED
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.tokenizers.counting import Counting
 from aggregator.tokenizers.tokenizer import Tokenizer

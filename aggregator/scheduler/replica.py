@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
 from aggregator.scheduler.budget import BudgetController
-from aggregator.scheduler.curve import Curve, Rule
-from aggregator.scheduler.rates import LiveScale, ReplyDelay
+from aggregator.scheduler.curve import Curve
+from aggregator.scheduler.rates import ReplyDelay
+from aggregator.scheduler.speed import Speed
 from aggregator.scheduler.work_item import Priority
-
-# For a server that has not measured itself: a guess that its first reply corrects.
-UNMEASURED = Curve(0.0, 0.005, 5e-5, 512, Rule.THROUGHPUT, 8192)
 
 
 class SendReason(StrEnum):
@@ -132,7 +130,7 @@ class Replica:
         self.budget_controller = budget_controller
         self._usual = token_budget
         self._capacity = max(token_budget, capacity)
-        self._curve = curve or UNMEASURED
+        self._speed = Speed(curve)
         self._follow_budget()
         self.lead_s = policy.first_lead_s
         self.reply_delay = ReplyDelay()
@@ -141,8 +139,6 @@ class Replica:
         self.not_before_s = -inf
         self.exclusive = False
         self.sibling: Replica | None = None
-        self._guessed = curve is None
-        self._scale = LiveScale()
         self._policy = policy
         self._out: deque[BatchOut] = deque()
         self._evidence_s = -inf
@@ -156,12 +152,12 @@ class Replica:
 
     @property
     def curve(self) -> Curve | None:
-        """The curve that its server measured, or that follows from its first reply; None before both."""
-        return None if self._guessed else self._curve
+        """As in `Speed`."""
+        return self._speed.curve
 
     @property
     def scale(self) -> float:
-        return self._scale.value
+        return self._speed.scale
 
     @property
     def batches_out(self) -> int:
@@ -193,7 +189,7 @@ class Replica:
         return self._out[-1].end_s if self._out else self.not_before_s
 
     def step_time_s(self, tokens: int) -> float:
-        return self._curve.time_s(tokens) * self._scale.value
+        return self._speed.step_time_s(tokens)
 
     def pod_step(self) -> tuple[int, float]:
         """The token budget and its step's time on an otherwise idle server: its throughput."""
@@ -259,7 +255,7 @@ class Replica:
             return max(1, budget // 2)
         if backlog_tokens > budget:
             most = min(backlog_tokens, self.tokens_within(within_s))
-            return max(budget, self._curve.snapped(most, most))
+            return max(budget, self._speed.snapped(most, most))
         if self._sharing < self._policy.shared_from or not budget // 2 < queued_tokens < budget:
             return budget
         return budget // 2
@@ -367,7 +363,7 @@ class Replica:
     def _learn(self, out: BatchOut, report: StepReport, now_s: float) -> None:
         """Learn from the engine's step, not from the own batch's size: a step may hold others' batches too."""
         policy = self._policy
-        self._learn_step(report)
+        self._speed.learn(report.step_tokens, report.step_duration_s)
         self._steer(out, report)
         self.most_urgent = min(report.recent_priorities, default=Priority.BACKGROUND)
         self.least_urgent = max(report.recent_priorities, default=Priority.INTERACTIVE)
@@ -397,23 +393,8 @@ class Replica:
     def _follow_budget(self) -> None:
         allowed = self._capacity if self.budget_controller is None else self.budget_controller.token_budget
         usual, self.largest = min(self._usual, allowed), min(self._capacity, allowed)
-        self.token_budget = self._curve.snapped(usual, usual)
+        self.token_budget = self._speed.snapped(usual, usual)
 
     def tokens_within(self, seconds: float) -> int:
         """The predicted number of tokens in a step of this many seconds, at most `largest`."""
-        curve = self._curve
-        if curve.per_token_s <= 0.0:
-            return self.largest
-        fit = (seconds / self._scale.value - curve.fixed_s) / curve.per_token_s
-        tokens = int(min(self.largest, fit))
-        fits = curve.padded(tokens) <= fit and (not curve.eager_s or self.step_time_s(tokens) <= seconds)
-        return tokens if fits else curve.captured_within(tokens)
-
-    def _learn_step(self, report: StepReport) -> None:
-        curve = self._curve
-        if self._guessed and 0.0 < report.step_duration_s < inf:
-            ratio = report.step_duration_s / curve.time_s(report.step_tokens)
-            self._curve = replace(curve, fixed_s=curve.fixed_s * ratio, per_token_s=curve.per_token_s * ratio)
-            self._guessed = False
-        else:
-            self._scale.observe(report.step_duration_s, curve.time_s(report.step_tokens))
+        return self._speed.tokens_within(seconds, self.largest)

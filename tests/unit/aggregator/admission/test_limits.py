@@ -19,7 +19,8 @@ from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.queue import QueuePolicy
-from aggregator.scheduler.replica import UNMEASURED, Replica, ReplicaPolicy, StepReport
+from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
+from aggregator.scheduler.speed import UNMEASURED
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import AggregatorSettings
 from protos.generation.v1.generation_pb2 import Sampling

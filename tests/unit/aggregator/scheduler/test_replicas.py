@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from aggregator.scheduler.budget import BudgetController
 from aggregator.scheduler.mixed_replica import MixedReplica
-from aggregator.scheduler.replica import UNMEASURED, Replica, StepReport
+from aggregator.scheduler.replica import Replica, StepReport
 from aggregator.scheduler.replica_choice import choose_replica
+from aggregator.scheduler.speed import UNMEASURED
 from aggregator.scheduler.work_item import Priority
 from tests.support.replicas import CURVE, POLICY, HeardController, replica
 
