@@ -121,7 +121,7 @@ def _naming(file: Path, text: str, module: str) -> Iterator[int]:
         if not isinstance(used, ast.Name) or used.id not in bound:
             continue
         line = lines[used.lineno - 1].strip()
-        if (line.endswith(",") and _is_element(line)) or used.lineno in fields:
+        if _is_element(line) or used.lineno in fields:
             yield used.lineno
         elif file.parts[0] == "tests":
             yield from _statement_around(tree, used)
@@ -149,6 +149,8 @@ def _statement_around(tree: ast.Module, inner: ast.Name) -> range:
 
 def _is_element(line: str) -> bool:
     """Whether a line that ends in a comma is an element of a table by itself, so that the rest parses without it."""
+    if not line.endswith(","):
+        return False
     for table in (f"[{line}]", f"{{{line}}}", f"f({line})"):
         try:
             ast.parse(table)

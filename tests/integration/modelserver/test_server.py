@@ -98,7 +98,7 @@ async def running(
 
     counts = list[CountLaunch]()
 
-    def build(_settings: object, _files: object, _alternatives: object, count: CountLaunch) -> Choice:
+    def build(_settings: object, _files: object, _task: object, _wings: object, count: CountLaunch) -> Choice:
         count(Launch.EAGER)  # as steps of the profile would be
         counts.append(count)
         engine = next(left)
