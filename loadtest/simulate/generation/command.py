@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+import numpy as np
 from rich.table import Table
 
 from loadtest.screen import OUTPUT, plain_table
-from loadtest.simulate.generation.lengths_vary import MOST, Way, throughput
+from loadtest.simulate.generation.lengths_vary import MOST, RATES, Way, latency, throughput
 from loadtest.simulate.generation.memory_and_sla import TABLE_1, TABLE_2, table_1, table_2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=list(_SHOWN), help="Pang et al.: table1, table2; Daniel et al.: lengths")
+    parser.add_argument(
+        "what", choices=list(_SHOWN), help="Pang et al.: table1, table2; Daniel et al.: lengths, latency"
+    )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="(%(default)s)")
 
 
@@ -67,4 +70,23 @@ def _lengths(seed: int) -> Table:
     return table
 
 
-_SHOWN: dict[str, Callable[[int], Table]] = {"table1": _table_1, "table2": _table_2, "lengths": _lengths}
+_SHARES, _RUNS = (10, 25, 50, 75, 90, 99), 20
+
+
+def _latency(seed: int) -> Table:
+    """The distribution of latencies over several runs, as percentiles."""
+    table = plain_table("seconds of a request", *(f"p{share}" for share in _SHARES))
+    for per_s in RATES:
+        for way in Way:
+            runs = [latency(way, per_s, each).latency_s for each in range(seed, seed + _RUNS)]
+            found = np.percentile(np.concatenate(runs), _SHARES)
+            table.add_row(f"{per_s:g}/s, {way.value}", *(f"{value:.1f}" for value in found))
+    return table
+
+
+_SHOWN: dict[str, Callable[[int], Table]] = {
+    "table1": _table_1,
+    "table2": _table_2,
+    "lengths": _lengths,
+    "latency": _latency,
+}

@@ -108,6 +108,8 @@ class Generated:
     step_s: float
     running: float
     wait_s: Floats
+    latency_s: Floats
+    """From a request's arrival to its last token."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -126,6 +128,7 @@ class _Engine:
         self.order: dict[int, int] = {}  # of those that run, by when they began: the step after which each is done
         self.batch = 0
         self.began_s = [-1.0] * len(work)
+        self.ended_s = [-1.0] * len(work)
 
     def run(self) -> Generated:
         while self.next < len(self.work) or self.waiting or self.order:
@@ -140,6 +143,7 @@ class _Engine:
             step_s=self.request_s / max(1, self.tokens),
             running=self.request_s / max(1e-12, self.busy_s),
             wait_s=np.array(self.began_s) - arrived_s,
+            latency_s=np.array(self.ended_s) - arrived_s,
         )
 
     def _arrive(self) -> None:
@@ -191,6 +195,7 @@ class _Engine:
             if order.get(one) != end:
                 continue  # it was sent back since
             del order[one]
+            self.ended_s[one] = self.now_s
             self.cached -= work.prompts[one] + work.outputs[one]
             self.limit.finished(work.prompts[one] + work.outputs[one])
         if not order:

@@ -12,7 +12,16 @@ from enum import StrEnum
 
 import numpy as np
 
-from loadtest.simulate.generation.engine import DecodeCurve, Generated, Server, Work, at_once, exponential, generate
+from loadtest.simulate.generation.engine import (
+    DecodeCurve,
+    Generated,
+    Server,
+    Work,
+    at_once,
+    exponential,
+    generate,
+    poisson,
+)
 from loadtest.simulate.generation.limits import ByMemory, Fixed, Limit
 from loadtest.simulate.generation.memory import MemoryPolicy
 
@@ -23,7 +32,9 @@ MOST = (32, 128, 512, 1536)
 CURVE = DecodeCurve(0.0268, 0.0004, 0.00017)
 """Fitted to 81 tokens/s (`fixed_s`); 0.4 ms read a request's cache at 1.5 TB/s, 0.17 ms compute a prompt token."""
 _MEAN = 128.0
-_REQUESTS = 1000
+_REQUESTS, _CALLS = 1000, 100
+RATES = (1.0, 4.0)
+"""Requests a second, of the source's latencies."""
 
 
 class Way(StrEnum):
@@ -39,6 +50,14 @@ def throughput(way: Way, most: int, seed: int = 1) -> Generated:
     rng = np.random.default_rng([seed, most])
     outputs = exponential(_MEAN, most, _REQUESTS, rng)
     return _run(way, at_once(np.full(_REQUESTS, PROMPT), outputs), PROMPT + most)
+
+
+def latency(way: Way, per_s: float, seed: int = 1) -> Generated:
+    """A hundred requests as the source sends them for its latencies: `per_s` a second, prompts of 1 to 512 tokens."""
+    rng = np.random.default_rng([seed, round(1000 * per_s)])
+    prompts = rng.integers(1, PROMPT + 1, _CALLS)
+    outputs = exponential(_MEAN, MOST[-1], _CALLS, rng)
+    return _run(way, poisson(per_s, prompts, outputs, rng), PROMPT + MOST[-1])
 
 
 def _run(way: Way, work: Work, longest: int) -> Generated:
