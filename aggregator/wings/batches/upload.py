@@ -9,13 +9,14 @@ from typing import Any
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
+from typing_extensions import override
 
 from aggregator.sources.calls.load import RateLimit
 from aggregator.sources.http.exchange import HttpExchange
 from aggregator.wings.batches.desk import Desk, QuotaReached
 from aggregator.wings.batches.objects import data_path
 from aggregator.wings.batches.store import UPLOAD_BYTES, UPLOADED_AT_ONCE
-from k8s.pod.http.exchange import HttpError
+from k8s.pod.http.exchange import HttpError, Sink
 
 _WAITING_BYTES = 2 * 1024 * 1024
 """Of what has come and not gone: then nothing is read."""
@@ -38,8 +39,8 @@ class _In(Enum):
     FILE = auto()
 
 
-class Upload:
-    """One call's; a Sink."""
+class Upload(Sink):
+    """One call's."""
 
     def __init__(self, exchange: HttpExchange, desk: Desk, folder: str, file_id: str, rate: RateLimit) -> None:
         """Begins to store. Raises HttpError for what is no form."""
@@ -80,6 +81,7 @@ class Upload:
 
     # The body, as it comes.
 
+    @override
     def add(self, data: bytes) -> None:
         if self._error is not None:
             return
@@ -91,6 +93,7 @@ class Upload:
         except HttpError as error:
             self._error = error
 
+    @override
     def wait_s(self) -> float:
         """How long until more is read. Raises HttpError, or what the store raises."""
         now_s = asyncio.get_running_loop().time()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 from math import inf
 from socket import SO_SNDBUF, SOL_SOCKET
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote
 
 _JOINED_BYTES = 64 * 1024  # a larger body is not copied behind its head
@@ -37,12 +38,14 @@ class HttpError(Exception):
         self.retryable = retryable
 
 
-class Sink(Protocol):
+class Sink(ABC):
     """Takes a body as it comes, where it is too large to be kept."""
 
+    @abstractmethod
     def add(self, data: bytes) -> None:
         """A part of the body came."""
 
+    @abstractmethod
     def wait_s(self) -> float:
         """How long to wait (s) until more is read. Raises HttpError, or others."""
 

@@ -54,7 +54,7 @@ class Office:
         file = self.client.files.create(file=("questions.jsonl", data), purpose="batch")
         return self.client.batches.create(input_file_id=file.id, endpoint=URL, completion_window=window)
 
-    def until(self, batch: Batch, is_over: Callable[[Batch], bool], timeout_s: float = 120.0) -> Batch:
+    def until(self, batch: Batch, is_over: Callable[[Batch], bool], timeout_s: float = 300.0) -> Batch:
         """Look at a batch until it is as expected."""
         deadline_s = time.monotonic() + timeout_s
         while not is_over(batch):
@@ -63,7 +63,7 @@ class Office:
             batch = self.client.batches.retrieve(batch.id)
         return batch
 
-    def ended(self, batch: Batch, timeout_s: float = 120.0) -> Batch:
+    def ended(self, batch: Batch, timeout_s: float = 300.0) -> Batch:
         return self.until(batch, lambda batch: batch.status in FINAL, timeout_s)
 
     def written(self, file_id: str | None) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from loadtest.stack.service import Aggregator
 from tests.integration.aggregator.wings.batches.conftest import Office, client_of, lines
 from tests.support.processes import aggregators, synthetic
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 
 LINES = int(os.environ.get("BATCH_LINES", "6000"))
 
@@ -31,7 +31,7 @@ def broker(tmp_path: Path) -> Iterator[KafkaBroker]:
 def test_every_process_is_killed_and_each_line_is_answered_once(broker: KafkaBroker, tmp_path: Path) -> None:
     told = {
         "BATCHES__STORE": f"file://{tmp_path}/store",
-        "BATCHING__MAX_HELD_TOKENS": "2000",  # a chunk at a time, so that there is time to kill
+        "BATCHING__MAX_HELD_TOKENS": str(LINES // 3),  # some chunks at a time, so that there is time to kill
         "KAFKA__CLIENT": '{"session_timeout_s": 6}',
     }
     with aggregators(broker, tmp_path, "crashes") as start, synthetic(tmp_path / "model-server.log") as server:
@@ -51,7 +51,7 @@ def test_every_process_is_killed_and_each_line_is_answered_once(broker: KafkaBro
             done(0.15 * place)
             victim.kill()
             victim.start()
-        ended = office.ended(batch, 300.0)
+        ended = office.ended(batch, 600.0)
         assert ended.status == "completed"
         output, errors = office.answered(ended)
         assert output == [f"line-{each}" for each in range(LINES) if each % 1000 != 1]
