@@ -12,11 +12,11 @@ import pytest
 from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.redis import UNSYNCED, RedisServer
 from loadtest.stack.service import Aggregator, ModelServer
-from loadtest.texts.minilm_ranker import ALIAS
-from loadtest.texts.minilm_ranker import NAME as RANKING
+from loadtest.texts import minilm_ranker
 from loadtest.texts.smollm2 import NAME as GENERATING
 from tests.support.listening import MODEL_FOLDER
 
+RANKING = minilm_ranker.NAME
 CHAT_TEMPLATE = "{% for each in messages %}{{ each.role }}: {{ each.content }} {% endfor %}assistant:"
 
 
@@ -52,7 +52,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         models = [
             {"name": server.model, "servers": [server.address]},
             {"name": GENERATING, "servers": [generating.address]},
-            {"name": RANKING, "aliases": [ALIAS], "servers": [ranking.address]},
+            {"name": RANKING, "aliases": [minilm_ranker.ALIAS], "servers": [ranking.address]},
         ]
         with Aggregator(
             folder / "aggregator.log",

@@ -16,7 +16,8 @@ from loadtest.stack.part import python_of
 from loadtest.stack.service import DEFAULT_MODEL_NAME
 from loadtest.stack.stack import REDIS_PORT
 from loadtest.texts.minilm_ranker import ALIAS
-from tests.clients.conftest import GENERATING, RANKING, Stack
+from loadtest.texts.smollm2 import NAME as GENERATING
+from tests.clients.conftest import RANKING, Stack
 from tests.clients.snippets import EXPORTS, ROOT, TOOLS, read
 
 PAGE = read()

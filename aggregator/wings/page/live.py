@@ -199,7 +199,7 @@ class LiveFeed(Feed):
             "slo_s": self._slo_s,
             "lanes": lanes,
             "partitions": partitions[:_MOST_PARTITIONS] if self._has_brokers else None,
-            "left": [sum(row[place] for row in partitions) for place in (2, 3)],
+            "left": [sum(row[2] for row in partitions), sum(row[3] for row in partitions)],
             "scaling": [{**asdict(each), "missing": each.missing} for each in scaling],
             "work": [["queue", work.queued], ["model servers", work.computing], ["completion", work.completing]],
             "most": {"held": held, "background": background, "computing": computing},
