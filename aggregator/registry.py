@@ -9,7 +9,7 @@ from aggregator.sources.embedding import EMBEDDING
 from aggregator.sources.generating import GENERATION
 from aggregator.sources.grpc.reading import RpcService
 from aggregator.sources.http.answer import Form
-from aggregator.sources.http.forms.routes import ROUTES as OTHER_FORMS
+from aggregator.wings.http_forms.routes import ROUTES as OTHER_FORMS
 from aggregator.wings.ranking.grpc import RankingService
 from aggregator.wings.ranking.http import ROUTES as RANKING_ROUTES
 from aggregator.wings.ranking.kind import RANKING

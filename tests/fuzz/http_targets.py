@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -19,8 +18,6 @@ from aggregator.sources.generating import GENERATION
 from aggregator.sources.http.answer import Answer, Read
 from aggregator.sources.http.embeddings import EmbeddingsReader
 from aggregator.sources.http.errors import described
-from aggregator.sources.http.forms.cohere import read_embed
-from aggregator.sources.http.forms.voyage import read_documents
 from aggregator.sources.http.generation import DONE, ChatRequest, CompletionRequest, GenerationReader, GenerationWriter
 from aggregator.sources.wire.message import parse
 from protos.generation.v1 import generation_pb2 as pb
@@ -55,16 +52,6 @@ def _parsed(kind: Kind, message: Any) -> Request:
 def check_embeddings(data: bytes) -> None:
     """A body of /v1/embeddings."""
     check_read(_EMBEDDINGS, data)
-
-
-def check_cohere(data: bytes) -> None:
-    """A body of /v2/embed."""
-    check_read(partial(read_embed, version=1 + len(data) % 2), data)
-
-
-def check_documents(data: bytes) -> None:
-    """A body of /v1/contextualizedembeddings."""
-    check_read(read_documents, data)
 
 
 def check_read(read: Read, data: bytes, kind: Kind = EMBEDDING, dimensions: int = 16) -> None:
@@ -134,7 +121,5 @@ def _write(request: Request, asked: CompletionRequest | ChatRequest) -> None:
 
 TARGETS = (
     Target("http_embeddings", check_embeddings),
-    Target("http_cohere", check_cohere),
-    Target("http_documents", check_documents),
     Target("http_generation", check_generation),
 )

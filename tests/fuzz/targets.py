@@ -10,11 +10,13 @@ from tests.fuzz import (
     server_targets,
 )
 from tests.fuzz.aggregator.wings.authentication import credential_targets
+from tests.fuzz.aggregator.wings.http_forms import form_targets
 from tests.fuzz.aggregator.wings.ranking import targets as ranking_targets
 from tests.fuzz.aggregator.wings.undecodable import batch_targets
 from tests.fuzz.target import Target
 
 _MODULES = [
+    form_targets,
     kafka_targets,
     batch_targets,
     server_targets,

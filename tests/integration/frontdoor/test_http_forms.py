@@ -1,4 +1,4 @@
-"""The forms of vLLM's, Voyage's and Cohere's requests and answers: each value computed from the vector itself."""
+"""The forms of vLLM's and Voyage's requests and answers: each value computed from the vector itself."""
 
 from __future__ import annotations
 
@@ -50,63 +50,6 @@ async def test_voyage_s_dtypes_are_numbers_of_the_vector_also_as_base64(open_doo
     assert [np.frombuffer(b64decode(each["embedding"]), read_as).tolist() for each in base64["data"]] == right
 
 
-async def test_cohere_gets_every_type_at_once() -> None:
-    async with http_door() as (_, session):
-        right = await floats(session)
-        types = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
-        body = {"model": "minilm", "texts": TEXTS, "embedding_types": types, "input_type": "clustering"}
-        status, answer, headers = await post(session, "/v2/embed", body)
-        assert status == 200
-        found = answer["embeddings"]
-        assert list(found) == types
-        assert np.array(found["float"], "<f4").tobytes() == right.tobytes()
-        assert b"".join(map(b64decode, found["base64"])) == right.tobytes()
-        for dtype in ("int8", "uint8", "binary", "ubinary"):
-            assert found[dtype] == quantized(right, dtype)
-        assert (answer["response_type"], answer["texts"]) == ("embeddings_by_type", TEXTS)
-        assert answer["id"] == headers["x-request-id"]
-        _, by_openai, _ = await post(session, "/v1/embeddings", {"input": TEXTS})
-        assert answer["meta"]["billed_units"]["input_tokens"] == by_openai["usage"]["total_tokens"]
-
-
-async def test_version_1_of_cohere_s_api_gets_a_list_of_floats_or_each_type() -> None:
-    async with http_door() as (_, session):
-        right = await floats(session)
-        body = {"model": "minilm", "texts": TEXTS, "input_type": "clustering", "truncate": "END"}
-        status, answer, headers = await post(session, "/v1/embed", body)
-        assert (status, answer["response_type"], answer["texts"]) == (200, "embeddings_floats", TEXTS)
-        assert np.array(answer["embeddings"], "<f4").tobytes() == right.tobytes()
-        assert (answer["id"], answer["meta"]["api_version"]) == (headers["x-request-id"], {"version": "1"})
-        _, answer, _ = await post(session, "/v1/embed", {**body, "embedding_types": ["float", "int8"]})
-        assert (answer["response_type"], list(answer["embeddings"])) == ("embeddings_by_type", ["float", "int8"])
-        assert answer["embeddings"]["int8"] == quantized(right, "int8")
-        _, answer, _ = await post(session, "/v2/embed", body)
-        assert (answer["response_type"], list(answer["embeddings"])) == ("embeddings_by_type", ["float"])
-
-
-COHERE: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"input_type": "search_query"}, {"input_type": "query"}),
-    ({"input_type": "search_document"}, {"input_type": "document"}),
-    ({"output_dimension": 32}, {"dimensions": 32}),
-    ({"max_tokens": 5}, {"truncate_prompt_tokens": 5}),
-    ({"max_tokens": 5, "truncate": "START"}, {"truncate_prompt_tokens": 5, "truncation_side": "left"}),
-]
-
-
-@pytest.mark.parametrize(("cohere", "openai"), COHERE, ids=str)
-@pytest.mark.asyncio(loop_scope="module")
-async def test_cohere_s_options_ask_for_what_openai_s_do(
-    open_door: OpenDoor, cohere: dict[str, Any], openai: dict[str, Any]
-) -> None:
-    _, session = open_door
-    text = "one two three four five six seven"
-    inputs = [{"content": [{"type": "text", "text": text}]}]
-    _, answer, _ = await post(session, "/v2/embed", {"inputs": inputs, **cohere})
-    _, right, _ = await post(session, "/v1/embeddings", {"input": text, **openai})
-    _, plain, _ = await post(session, "/v1/embeddings", {"input": text})
-    assert answer["embeddings"]["float"] == [right["data"][0]["embedding"]] != [plain["data"][0]["embedding"]]
-
-
 def of_chunks(*texts: str) -> list[list[float]]:
     """The vectors of each text's tokens alone, as the engine computes them of a span."""
     bare = [tokenizer().without_special(tokenizer().count((text,)).ids.tobytes()) for text in texts]
@@ -114,21 +57,6 @@ def of_chunks(*texts: str) -> list[list[float]]:
     found = vectors(np.frombuffer(b"".join(bare), "<i4"), lengths, DESCRIPTION.dimensions)
     normed: list[list[float]] = (found / np.linalg.norm(found, axis=1, keepdims=True)).tolist()
     return normed
-
-
-async def test_voyage_s_documents_are_answered_chunk_by_chunk() -> None:
-    async with http_door() as (_, session):
-        path = "/v1/contextualizedembeddings"
-        status, answer, _ = await post(session, path, {"inputs": [TEXTS, ["a third"]], "input_type": "document"})
-        assert (status, answer["object"], answer["model"]) == (200, "list", "minilm")
-        assert [each["index"] for each in answer["data"]] == [0, 1]
-        found = [[chunk["embedding"] for chunk in each["data"]] for each in answer["data"]]
-        np.testing.assert_allclose(found[0], of_chunks(*TEXTS), atol=1e-6)
-        np.testing.assert_allclose(found[1], of_chunks("a third"), atol=1e-6)
-        assert [chunk["index"] for chunk in answer["data"][0]["data"]] == [0, 1]
-        _, query, _ = await post(session, path, {"inputs": [["rain"]], "input_type": "query"})
-        _, plain, _ = await post(session, "/v1/embeddings", {"input": "rain", "input_type": "query"})
-        assert query["data"][0]["data"][0]["embedding"] == plain["data"][0]["embedding"]
 
 
 async def test_jina_s_late_chunking_takes_the_inputs_as_chunks_of_one_document() -> None:
@@ -144,19 +72,9 @@ async def test_jina_s_late_chunking_takes_the_inputs_as_chunks_of_one_document()
 @pytest.mark.parametrize(
     ("path", "body", "named"),
     [
-        ("/v1/contextualizedembeddings", {"inputs": [["a", ""]]}, "inputs"),
-        ("/v1/contextualizedembeddings", {"inputs": []}, "inputs"),
-        ("/v1/contextualizedembeddings", {"inputs": [["a"] * 3000]}, "inputs"),
-        ("/v1/contextualizedembeddings", {"inputs": [["a"], ["b " * 100, "c"]]}, "inputs[1]"),
         ("/v1/embeddings", {"input": ["b " * 100, "c"], "late_chunking": True}, "input"),
         ("/v1/embeddings", {"input": "a", "late_chunking": True, "truncation": True}, "late_chunking"),
         ("/v1/embeddings", {"input": [1, 2], "late_chunking": True, "tokenizer": "f"}, "input"),
-        ("/v2/embed", {}, "texts"),
-        ("/v2/embed", {"texts": ["a"], "inputs": [{"content": [{"type": "text", "text": "a"}]}]}, "texts"),
-        ("/v2/embed", {"images": ["data:image/png;base64,AA=="]}, "images"),
-        ("/v2/embed", {"texts": ["a"], "input_type": "image"}, "input_type"),
-        ("/v2/embed", {"texts": ["a"], "embedding_types": ["int4"]}, "embedding_types"),
-        ("/v2/embed", {"texts": ["a", "b " * 100], "truncate": "NONE"}, "texts[1]"),
         ("/v1/embeddings", {"input": "b " * 100, "truncation": False}, "input"),
         ("/v1/embeddings", {"input": "a", "task": "retrieval.query"}, "task"),
     ],

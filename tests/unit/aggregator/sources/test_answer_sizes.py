@@ -11,7 +11,6 @@ from aggregator.request.generation import Generation
 from aggregator.request.request import Options, Request
 from aggregator.request.vector import CompletedBatch, Vector
 from aggregator.sources.http.answer import Answer
-from aggregator.sources.http.forms.cohere import VectorsByType
 from aggregator.sources.http.vectors import VectorList
 from aggregator.sources.wire.encode import answer_bytes
 from aggregator.sources.wire.values import encode
@@ -20,7 +19,6 @@ from protos.generation.v1.generation_pb2 import Sampling
 from tests.support.fake_source import any_request
 
 INPUTS = 50
-TYPES = ("float", "int8", "uint8", "binary", "ubinary", "base64")
 
 
 def completed(options: Options, *, dimensions: int = 384, **changes: Any) -> Request:
@@ -47,12 +45,6 @@ def test_a_message_with_vectors_is_no_larger_than_was_told(encoding: int, *, as_
 @pytest.mark.parametrize("dtype", ["float", "float16", "int8", "uint8", "binary", "ubinary"])
 def test_a_list_of_vectors_is_no_larger_than_was_told(dtype: str, form: str) -> None:
     check(VectorList("", dtype, form, is_swapped=False))
-
-
-@pytest.mark.parametrize("types", [(), *((name,) for name in TYPES), TYPES])
-@pytest.mark.parametrize("version", [1, 2])
-def test_each_type_of_vectors_is_counted_as_it_is_written(types: tuple[str, ...], version: int) -> None:
-    check(VectorsByType("", types, ["a text"] * INPUTS, version))
 
 
 def check(answer: Answer) -> None:

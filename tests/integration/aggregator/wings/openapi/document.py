@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from aggregator.sources.http.embeddings import EmbeddingsRequest
-from aggregator.sources.http.forms.cohere import EmbedBody
-from aggregator.sources.http.forms.voyage import DocumentsBody
 from aggregator.sources.http.generation import ChatRequest, CompletionRequest
 from aggregator.sources.http.service import Detokenize, Tokenize
+from aggregator.wings.http_forms.cohere import EmbedBody
+from aggregator.wings.http_forms.voyage import DocumentsBody
 from aggregator.wings.openapi.documents import FILE
 from aggregator.wings.ranking.http import ClassifyBody, RerankBody, ScoreBody
 from tests.integration.aggregator.wings.openapi import answers
@@ -44,11 +44,10 @@ class Operation(NamedTuple):
     example: dict[str, Any]
 
 
+_AT_VOYAGE, _DOCUMENTS = "Embed documents in chunks, as at Voyage.", {"inputs": [TEXTS]}
 POSTS: dict[str, Operation] = {
     "/v1/embeddings": Operation(EmbeddingsRequest, answers.Embeddings, "Embed texts, as at OpenAI.", {"input": TEXTS}),
-    "/v1/contextualizedembeddings": Operation(
-        DocumentsBody, answers.ContextualizedEmbeddings, "Embed documents in chunks, as at Voyage.", {"inputs": [TEXTS]}
-    ),
+    "/v1/contextualizedembeddings": Operation(DocumentsBody, answers.ContextualizedEmbeddings, _AT_VOYAGE, _DOCUMENTS),
     "/v1/embed": Operation(EmbedBody, answers.CohereEmbeddings, "Embed texts, as at Cohere, v1.", {"texts": TEXTS}),
     "/v2/embed": Operation(EmbedBody, answers.CohereEmbeddings, "Embed texts, as at Cohere.", {"texts": TEXTS}),
     "/rerank": Operation(RerankBody, answers.Ranking, "Rank documents, as at Jina.", PAIRS),

@@ -7,8 +7,8 @@ from functools import partial
 
 from aggregator.sources.embedding import EMBEDDING
 from aggregator.sources.http.answer import Form
-from aggregator.sources.http.forms.cohere import read_embed
-from aggregator.sources.http.forms.voyage import read_documents
+from aggregator.wings.http_forms.cohere import read_embed
+from aggregator.wings.http_forms.voyage import read_documents
 
 ROUTES: Mapping[str, Form] = {
     "/v1/contextualizedembeddings": (EMBEDDING, read_documents),
