@@ -6,7 +6,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenbatch_client.errors import TokenbatchError, of_status
 from tokenbatch_client.protos.embedding.v1 import embedding_pb2
@@ -14,7 +14,8 @@ from tokenbatch_client.protos.generation.v1 import generation_pb2
 from tokenbatch_client.protos.ranking.v1 import ranking_pb2
 
 
-class Embedding(NamedTuple):
+@dataclass(frozen=True)
+class Embedding:
     """One input's vector, or its error. `raw`: float32, little endian."""
 
     index: int

@@ -31,7 +31,7 @@ class Failed(grpc.RpcError):
     def details(self) -> str:
         return "as the test wants it"
 
-    def trailing_metadata(self) -> list[tuple[str, Any]]:
+    def trailing_metadata(self) -> Any:
         return self._trailers
 
 

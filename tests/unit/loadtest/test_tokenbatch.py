@@ -56,7 +56,12 @@ def test_zsh_gets_every_command_with_its_meaning(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("process", ["aggregator", "modelserver"])
 def test_check_is_that_of_the_process_with_its_options(process: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
-    monkeypatch.setattr(f"{process}.__main__.main", lambda arguments: calls.append(arguments) or 3)
+
+    def begun(arguments: list[str]) -> int:
+        calls.append(arguments)
+        return 3
+
+    monkeypatch.setattr(f"{process}.__main__.main", begun)
     assert main(["check", process, "--config", "here.yaml", "--show-settings"]) == 3
     assert calls == [["--check", "--config", "here.yaml", "--show-settings"]]
 
