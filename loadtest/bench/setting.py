@@ -28,7 +28,6 @@ from loadtest.stack.kafka import QUICK_START, KafkaBroker
 from loadtest.stack.part import Part, Program
 from loadtest.stack.ports import free_ports
 from loadtest.stack.service import Aggregator
-from protos.embedding.v1 import embedding_pb2 as pb
 
 PARTITIONS = 8
 REQUESTS = "bench.requests"
@@ -222,8 +221,7 @@ async def fill(
         batch = producer.create_batch()
         flush = partial(producer.send_batch, topic=topic)
         for number, text in enumerate(inputs):
-            message = requests.embed([text], {}, f"bench-{number}")
-            message.truncate = pb.TRUNCATE_END
+            message = requests.embed([text], {"truncate": "end"}, f"bench-{number}")
             batch.append(timestamp=None, key=str(number).encode(), value=message.SerializeToString())
             if batch.record_count() == _PER_BATCH or number == len(inputs) - 1:
                 await flush(batch, partition=number // _PER_BATCH % partitions)

@@ -7,8 +7,7 @@ from enum import StrEnum
 
 from google.protobuf import json_format
 from tokenbatch_client.kafka import JSON, PROTOBUF, Request
-
-from protos.embedding.v1 import embedding_pb2 as pb
+from tokenbatch_client.protos.embedding.v1 import embedding_pb2 as pb
 
 
 class Format(StrEnum):

@@ -14,12 +14,12 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from tokenbatch_client import TokenbatchError, requests, results
 from tokenbatch_client.kafka import REPLIES, REQUESTS, KafkaClient, Reply
+from tokenbatch_client.protos.embedding.v1 import embedding_pb2 as pb
 
 from aggregator.errors import ungrouped
 from loadtest.kit.formats import Format, record
 from loadtest.kit.tally import Tally, answer_of
 from loadtest.kit.traffic import paced
-from protos.embedding.v1 import embedding_pb2 as pb
 
 _CHUNK = 500
 
