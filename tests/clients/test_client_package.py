@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from loadtest.texts.minilm_ranker import NAME as RANKING
 from loadtest.texts.smollm2 import NAME as GENERATING
-from tests.clients.conftest import RANKING, Stack
+from tests.clients.conftest import Stack
 
 ROOT = Path(__file__).parents[2]
 UV = Path(sys.prefix) / "uv" / "bin" / "uv"

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from loadtest.stack.part import python_of
+from loadtest.texts.minilm_ranker import NAME as RANKING
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from protos.ranking.v1 import ranking_pb2, ranking_pb2_grpc
-from tests.clients.conftest import RANKING, Stack
+from tests.clients.conftest import Stack
 from tests.clients.test_openai import MODEL, STILL, TEXTS, vectors_by_grpc
 
 RANK = """

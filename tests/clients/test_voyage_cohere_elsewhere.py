@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.clients.conftest import RANKING, Stack
+from loadtest.texts.minilm_ranker import NAME as RANKING
+from tests.clients.conftest import Stack
 from tests.clients.test_openai import MODEL, TEXTS, vectors_by_grpc
 from tests.clients.test_voyage_cohere import quantized, ranked_by_grpc
 
