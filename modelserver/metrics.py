@@ -17,7 +17,7 @@ _TOKEN_BOUNDS = (8, 16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 4096, 8192
 _IDLE_BOUNDS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 10.0)
 
 
-_QUEUED = Instrument("embed.engine.queued_tokens", "{token}", "tokens that wait for the engine")
+_QUEUED = Instrument("tokenbatch.engine.queued_tokens", "{token}", "tokens that wait for the engine")
 
 
 class Metrics:
@@ -27,27 +27,37 @@ class Metrics:
         """`queued_tokens` is read at each collection, on the collector's thread; `task`: of the batches."""
         self._task = task.value
         self._duration = buffer.histogram(
-            "embed.engine.duration", "s", "time of one engine step", DURATION_BOUNDS_S, "composition", "task"
+            "tokenbatch.engine.duration", "s", "time of one engine step", DURATION_BOUNDS_S, "composition", "task"
         )
         self._tokens = buffer.histogram(
-            "embed.engine.step.tokens", "{token}", "tokens of one engine step", _TOKEN_BOUNDS, "composition", "task"
+            "tokenbatch.engine.step.tokens",
+            "{token}",
+            "tokens of one engine step",
+            _TOKEN_BOUNDS,
+            "composition",
+            "task",
         )
-        self._idle = buffer.histogram("embed.engine.idle", "s", "the engine's idle time before a step", _IDLE_BOUNDS_S)
-        self._queries = buffer.counter("embed.engine.queries", "{query}", "queries computed", "task")
+        self._idle = buffer.histogram(
+            "tokenbatch.engine.idle", "s", "the engine's idle time before a step", _IDLE_BOUNDS_S
+        )
+        self._queries = buffer.counter("tokenbatch.engine.queries", "{query}", "queries computed", "task")
         self._queries.add(0, self._task)  # a rate needs the zero before the first
-        self._batches = buffer.counter("embed.engine.batches", "{batch}", "batches computed")
+        self._batches = buffer.counter("tokenbatch.engine.batches", "{batch}", "batches computed")
         self._failed = buffer.counter(
-            "embed.engine.failed_steps", "{step}", "steps that raised, or of which no row was a result", "composition"
+            "tokenbatch.engine.failed_steps",
+            "{step}",
+            "steps that raised, or of which no row was a result",
+            "composition",
         )
-        self.rebuilds = buffer.counter("embed.engine.rebuilds", "{rebuild}", "engines built again after a failure")
+        self.rebuilds = buffer.counter("tokenbatch.engine.rebuilds", "{rebuild}", "engines built again after a failure")
         self.fallbacks = buffer.counter(
-            "embed.engine.fallbacks", "{fallback}", "starts with EngineCore instead of the direct engine"
+            "tokenbatch.engine.fallbacks", "{fallback}", "starts with EngineCore instead of the direct engine"
         )
         self.launches = buffer.counter(
-            "embed.engine.steps", "{step}", "steps of an engine with CUDA graphs of its own", "launch"
+            "tokenbatch.engine.steps", "{step}", "steps of an engine with CUDA graphs of its own", "launch"
         )
         self._refused = buffer.counter(
-            "embed.engine.refused", "{refusal}", "batches and queries refused or failed", "what", "code"
+            "tokenbatch.engine.refused", "{refusal}", "batches and queries refused or failed", "what", "code"
         )
 
         def read() -> Mapping[Instrument, Mapping[Labels, float]]:

@@ -34,10 +34,10 @@ _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _DEAD_LETTER_CODES = (Code.DATA_LOSS.name, Code.INTERNAL.name, Code.INVALID_ARGUMENT.name, Code.PERMISSION_DENIED.name)
 _CALLS = (
     Instrument(
-        "embed.calls.open", "{call}", "gRPC and HTTP calls in flight, those whose message has not arrived included"
+        "tokenbatch.calls.open", "{call}", "gRPC and HTTP calls in flight, those whose message has not arrived included"
     ),
-    Instrument("embed.calls.held", "By", "bytes of gRPC and HTTP requests in flight, and of replies not read yet"),
-    Instrument("embed.calls.streams", "{stream}", "open EmbedStream calls"),
+    Instrument("tokenbatch.calls.held", "By", "bytes of gRPC and HTTP requests in flight, and of replies not read yet"),
+    Instrument("tokenbatch.calls.streams", "{stream}", "open EmbedStream calls"),
 )
 _RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
@@ -190,34 +190,43 @@ class Metrics:
         self._tokenizer_differences.add(differing)
 
     def _define_batches(self, buffer: MetricsBuffer) -> None:
-        self._sends = buffer.counter("embed.batch.sends", "{batch}", "batches sent, by reason", "replica", "reason")
-        self._batch_tokens = buffer.histogram("embed.batch.tokens", "{token}", "tokens of a batch", _TOKENS, "replica")
+        self._sends = buffer.counter(
+            "tokenbatch.batch.sends", "{batch}", "batches sent, by reason", "replica", "reason"
+        )
+        self._batch_tokens = buffer.histogram(
+            "tokenbatch.batch.tokens", "{token}", "tokens of a batch", _TOKENS, "replica"
+        )
         self._batch_queries = buffer.histogram(
-            "embed.batch.queries", "{query}", "queries of a batch", _QUERIES, "replica"
+            "tokenbatch.batch.queries", "{query}", "queries of a batch", _QUERIES, "replica"
         )
         self._fill_ratio = buffer.histogram(
-            "embed.batch.fill_ratio", "1", "tokens of a batch over the token budget", _RATIOS, "replica"
+            "tokenbatch.batch.fill_ratio", "1", "tokens of a batch over the token budget", _RATIOS, "replica"
         )
         self._engine_duration = buffer.histogram(
-            "embed.engine.duration", "s", "time of the engine step that ran a batch", _SECONDS, "replica"
+            "tokenbatch.engine.duration", "s", "time of the engine step that ran a batch", _SECONDS, "replica"
         )
         self._engine_idle = buffer.counter(
-            "embed.engine.idle", "s", "time an engine waited for a batch of this aggregator", "replica"
+            "tokenbatch.engine.idle", "s", "time an engine waited for a batch of this aggregator", "replica"
         )
-        self.retries = buffer.counter("embed.retries", "{query}", "queries sent again after their batch failed", "code")
+        self.retries = buffer.counter(
+            "tokenbatch.retries", "{query}", "queries sent again after their batch failed", "code"
+        )
         self._tokenizer_checks = buffer.counter(
-            "embed.tokenizer.checks", "{text}", "texts tokenized again by the reference tokenizer"
+            "tokenbatch.tokenizer.checks", "{text}", "texts tokenized again by the reference tokenizer"
         )
         self._tokenizer_differences = buffer.counter(
-            "embed.tokenizer.differences", "{text}", "texts for which the fast tokenizer gave other tokens"
+            "tokenbatch.tokenizer.differences", "{text}", "texts for which the fast tokenizer gave other tokens"
         )
 
     def _define_requests(self, buffer: MetricsBuffer) -> None:
-        self._requests = buffer.counter("embed.requests", "{request}", "requests answered", "source", "code")
+        self._requests = buffer.counter("tokenbatch.requests", "{request}", "requests answered", "source", "code")
         self.calls_refused = buffer.counter(
-            "embed.calls.refused", "{call}", "gRPC and HTTP calls and messages refused before they were read", "limit"
+            "tokenbatch.calls.refused",
+            "{call}",
+            "gRPC and HTTP calls and messages refused before they were read",
+            "limit",
         )
-        self.http_responses = buffer.counter("embed.http.responses", "{response}", "responses over HTTP", "status")
+        self.http_responses = buffer.counter("tokenbatch.http.responses", "{response}", "responses over HTTP", "status")
         self.http_duration = buffer.histogram(
             "http.server.request.duration",
             "s",
@@ -240,25 +249,27 @@ class Metrics:
             "error.type",
         )
         self.http_closed = buffer.counter(
-            "embed.http.closed",
+            "tokenbatch.http.closed",
             "{connection}",
             "HTTP connections closed: there are too many (crowded), or the client does not read (unread)",
             "reason",
         )
         self._e2e_duration = buffer.histogram(
-            "embed.e2e.duration", "s", "time from intake to reply", _SECONDS, "source"
+            "tokenbatch.e2e.duration", "s", "time from intake to reply", _SECONDS, "source"
         )
         self._slo_violations = buffer.counter(
-            "embed.slo.violations", "{request}", "requests answered later than the latency target", "source"
+            "tokenbatch.slo.violations", "{request}", "requests answered later than the latency target", "source"
         )
         self.replies_unwritten = buffer.counter(
-            "embed.replies.unwritten", "{reply}", "replies that Kafka or Redis rejected permanently", "reason"
+            "tokenbatch.replies.unwritten", "{reply}", "replies that Kafka or Redis rejected permanently", "reason"
         )
         self.deltas_unwritten = buffer.counter(
-            "generate.deltas.unwritten", "{record}", "records of the delta topic that Kafka rejected permanently"
+            "tokenbatch.generate.deltas.unwritten",
+            "{record}",
+            "records of the delta topic that Kafka rejected permanently",
         )
         self.dead_letters = buffer.counter(
-            "embed.dead_letters", "{record}", "records written to a dead-letter topic", "code"
+            "tokenbatch.dead_letters", "{record}", "records written to a dead-letter topic", "code"
         )
         for counter, labels in (
             (self.calls_refused, Limit),
@@ -269,10 +280,10 @@ class Metrics:
             for label in labels:  # a series that appears with its first event would not alert of it
                 counter.add(0, label)
         self.expired = buffer.counter(
-            "embed.expired", "{query}", "queries whose deadline passed before they were computed"
+            "tokenbatch.expired", "{query}", "queries whose deadline passed before they were computed"
         )
         self.coalesced = buffer.counter(
-            "embed.coalesced", "{query}", "queries that shared the computation of an identical one"
+            "tokenbatch.coalesced", "{query}", "queries that shared the computation of an identical one"
         )
 
     def _define_generation(self, buffer: MetricsBuffer) -> None:
@@ -317,35 +328,38 @@ class Metrics:
 
     def _define_brokers(self, buffer: MetricsBuffer) -> None:
         self.source_events = buffer.counter(
-            "embed.source.events",
+            "tokenbatch.source.events",
             "{event}",
             "errors of a source's server, and requests that it lost",
             "source",
             "event",
         )
         self.rebalances = buffer.counter(
-            "embed.consumer.rebalances", "{rebalance}", "rebalances that revoked this member's partitions"
+            "tokenbatch.consumer.rebalances", "{rebalance}", "rebalances that revoked this member's partitions"
         )
         self.commit_failures = buffer.counter(
-            "embed.commit.failures", "{commit}", "commits that failed and were tried again"
+            "tokenbatch.commit.failures", "{commit}", "commits that failed and were tried again"
         )
         self.records_lost = buffer.counter(
-            "embed.consumer.lost", "{record}", "records deleted before they were read, or in a corrupt batch", "topic"
+            "tokenbatch.consumer.lost",
+            "{record}",
+            "records deleted before they were read, or in a corrupt batch",
+            "topic",
         )
         self.records_ahead = buffer.counter(
-            "embed.consumer.ahead",
+            "tokenbatch.consumer.ahead",
             "{record}",
             "records whose timestamp was more than 5 s in the future: they do not expire",
             "topic",
         )
         self.batches_untimely = buffer.counter(
-            "embed.producer.untimely",
+            "tokenbatch.producer.untimely",
             "{batch}",
             "batches that a broker refused for the time of their records; they are tried again",
             "topic",
         )
         self.corrupt_batches = buffer.counter(
-            "embed.consumer.corrupt",
+            "tokenbatch.consumer.corrupt",
             "{batch}",
             "record batches that cannot be decoded; each becomes one dead letter",
             "topic",

@@ -21,23 +21,27 @@ _QUEUE = ("model", "priority")
 _REPLICA = ("replica", "model")
 _PARTITION = ("topic", "partition")
 
-QUEUE_TOKENS = Instrument("embed.queue.tokens", "{token}", "tokens in the queue", _QUEUE)
-QUEUE_AGE = Instrument("embed.queue.age", "s", "age of the oldest query in the queue", _QUEUE)
-REPLICA_STATE = Instrument("embed.replica.state", "1", "1 for the state a model server is in", (*_REPLICA, "state"))
-INFLIGHT = Instrument("embed.replica.inflight_tokens", "{token}", "tokens in flight at a model server", _REPLICA)
-BUDGET = Instrument("embed.token_budget", "{token}", "tokens a batch may hold", _REPLICA)
-SATURATION = Instrument("embed.saturation_point", "{token}", "tokens above which throughput hardly grows", _REPLICA)
-LAG = Instrument("embed.consumer.lag", "{record}", "records in the log, not yet fetched", _PARTITION)
+QUEUE_TOKENS = Instrument("tokenbatch.queue.tokens", "{token}", "tokens in the queue", _QUEUE)
+QUEUE_AGE = Instrument("tokenbatch.queue.age", "s", "age of the oldest query in the queue", _QUEUE)
+REPLICA_STATE = Instrument(
+    "tokenbatch.replica.state", "1", "1 for the state a model server is in", (*_REPLICA, "state")
+)
+INFLIGHT = Instrument("tokenbatch.replica.inflight_tokens", "{token}", "tokens in flight at a model server", _REPLICA)
+BUDGET = Instrument("tokenbatch.token_budget", "{token}", "tokens a batch may hold", _REPLICA)
+SATURATION = Instrument(
+    "tokenbatch.saturation_point", "{token}", "tokens above which throughput hardly grows", _REPLICA
+)
+LAG = Instrument("tokenbatch.consumer.lag", "{record}", "records in the log, not yet fetched", _PARTITION)
 SPAN = Instrument(
-    "embed.consumer.uncommitted_span",
+    "tokenbatch.consumer.uncommitted_span",
     "{record}",
     "records from the committed offset to the highest completed",
     _PARTITION,
 )
-PAUSED = Instrument("embed.consumer.paused", "1", "1 while a partition is paused", _PARTITION)
+PAUSED = Instrument("tokenbatch.consumer.paused", "1", "1 while a partition is paused", _PARTITION)
 
 OUTRANKED = Instrument(
-    "embed.consumer.outranked",
+    "tokenbatch.consumer.outranked",
     "1",
     "1 while a partition is paused and less urgent records than the topic's own class fill the queue",
     _PARTITION,

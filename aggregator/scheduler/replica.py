@@ -16,7 +16,7 @@ from aggregator.scheduler.work_item import Priority
 
 
 class SendReason(StrEnum):
-    """Why a batch was sent at that time; the label of `embed.batch.sends`."""
+    """Why a batch was sent at that time; the label of `tokenbatch.batch.sends`."""
 
     IDLE = "idle"  # the replica was idle
     FULL = "full"  # the replica was idle, and more than a budget waited

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from threading import Thread
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from opentelemetry.sdk.metrics.export import (
     MetricsData,
     PeriodicExportingMetricReader,
     ResourceMetrics,
+    ScopeMetrics,
 )
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -34,6 +35,7 @@ from k8s.pod.addresses import Bind, check_url
 from k8s.pod.errors import StartError
 from k8s.pod.metrics_buffer import MetricsBuffer
 from k8s.pod.monitoring import Health, MonitoringServer, Pages
+from k8s.pod.old_names import under_old_names
 
 _SCOPE = "tokenbatch"
 _LAST_EXPORT_S = 3.0  # a collector that is gone must not hold up the end
@@ -119,9 +121,12 @@ class _WithBuffer(MetricReader):
     buffer: MetricsBuffer
     resource: Resource
 
+    def buffered(self) -> ScopeMetrics:
+        return self.buffer.collect()
+
     @override
     def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> None:
-        buffered = ResourceMetrics(self.resource, [self.buffer.collect()], "")
+        buffered = ResourceMetrics(self.resource, [self.buffered()], "")
         both = MetricsData([*metrics_data.resource_metrics, buffered])
         super()._receive_metrics(both, timeout_millis, **kwargs)  # type: ignore[safe-super]  # of the reader beside it
 
@@ -130,6 +135,11 @@ class _PrometheusReader(_WithBuffer, PrometheusMetricReader):
     def __init__(self, registry: CollectorRegistry, buffer: MetricsBuffer, resource: Resource) -> None:
         self.buffer, self.resource = buffer, resource
         super().__init__(registry=registry, scope_info_enabled=False)
+
+    @override
+    def buffered(self) -> ScopeMetrics:
+        found = super().buffered()
+        return replace(found, metrics=[*found.metrics, *under_old_names(found.metrics)])
 
 
 class _ExportingReader(_WithBuffer, PeriodicExportingMetricReader):

@@ -42,9 +42,9 @@ def batch_figures(address: str) -> BatchFigures:
     """The totals of all replicas of the aggregator whose monitoring listens at `address`. Raises OSError."""
     found = totals(address)
     return BatchFigures(
-        batches=found["embed_batch_tokens_count"],
-        tokens=found["embed_batch_tokens_sum"],
-        fills=found["embed_batch_fill_ratio_sum"],
+        batches=found["tokenbatch_batch_tokens_count"],
+        tokens=found["tokenbatch_batch_tokens_sum"],
+        fills=found["tokenbatch_batch_fill_ratio_sum"],
     )
 
 

@@ -37,12 +37,12 @@ def level(value: float, per_minute: float = 0.0) -> str:
     return f"{value}{per_minute:+}x{MINUTES}"
 
 
-LAG = f'embed_consumer_lag{{{NS},topic="t",partition="0"}}'
-PAUSED = f'embed_consumer_paused{{{NS},topic="t",partition="0"}}'
-SPAN = f'embed_consumer_uncommitted_span{{{NS},topic="t",partition="0"}}'
-OK = f'embed_requests_total{{{NS},source="grpc",code="OK"}}'
-READY = {f'embed_replica_state{{{NS},model="m",replica="{replica}",state="idle"}}': level(1) for replica in "ab"}
-REPLICAS = f'embed_required_replicas{{{NS},model="m"}}'
+LAG = f'tokenbatch_consumer_lag{{{NS},topic="t",partition="0"}}'
+PAUSED = f'tokenbatch_consumer_paused{{{NS},topic="t",partition="0"}}'
+SPAN = f'tokenbatch_consumer_uncommitted_span{{{NS},topic="t",partition="0"}}'
+OK = f'tokenbatch_requests_total{{{NS},source="grpc",code="OK"}}'
+READY = {f'tokenbatch_replica_state{{{NS},model="m",replica="{replica}",state="idle"}}': level(1) for replica in "ab"}
+REPLICAS = f'tokenbatch_required_replicas{{{NS},model="m"}}'
 
 
 def counter(name: str, labels: str, trouble: float, well: float, **alert: str) -> Case:
@@ -51,7 +51,7 @@ def counter(name: str, labels: str, trouble: float, well: float, **alert: str) -
 
 
 CASES = {
-    "TokenbatchRecordsLost": counter("embed_consumer_lost_total", 'topic="t"', 5, 0, topic="t"),
+    "TokenbatchRecordsLost": counter("tokenbatch_consumer_lost_total", 'topic="t"', 5, 0, topic="t"),
     "TokenbatchNoModelServer": Case(
         {}, {"namespace": "ns", "model": "m"}, READY, shared={REPLICAS: level(1), PAUSED: level(1)}
     ),
@@ -59,33 +59,33 @@ CASES = {
     "TokenbatchCommitHeld": Case(
         {SPAN: level(30_000)}, {"namespace": "ns", "topic": "t", "partition": "0"}, {SPAN: level(500)}
     ),
-    "TokenbatchCommitsFail": counter("embed_commit_failures_total", "", 2, 0.1),
-    "TokenbatchClockSkew": counter("embed_consumer_ahead_total", 'topic="t"', 5, 0),
-    "TokenbatchRebalances": counter("embed_consumer_rebalances_total", 'pod="a"', 1, 0.1),
-    "TokenbatchDeadLetters": counter("embed_dead_letters_total", 'code="INTERNAL"', 1, 0, code="INTERNAL"),
+    "TokenbatchCommitsFail": counter("tokenbatch_commit_failures_total", "", 2, 0.1),
+    "TokenbatchClockSkew": counter("tokenbatch_consumer_ahead_total", 'topic="t"', 5, 0),
+    "TokenbatchRebalances": counter("tokenbatch_consumer_rebalances_total", 'pod="a"', 1, 0.1),
+    "TokenbatchDeadLetters": counter("tokenbatch_dead_letters_total", 'code="INTERNAL"', 1, 0, code="INTERNAL"),
     "TokenbatchErrors": Case(
-        {f'embed_requests_total{{{NS},source="grpc",code="UNAVAILABLE"}}': total(60)},
+        {f'tokenbatch_requests_total{{{NS},source="grpc",code="UNAVAILABLE"}}': total(60)},
         {"namespace": "ns", "source": "grpc"},
-        {f'embed_requests_total{{{NS},source="grpc",code="INVALID_ARGUMENT"}}': total(600)},
+        {f'tokenbatch_requests_total{{{NS},source="grpc",code="INVALID_ARGUMENT"}}': total(600)},
         shared={OK: total(600)},
     ),
     "TokenbatchSlow": Case(
-        {f'embed_slo_violations_total{{{NS},source="grpc"}}': total(60)},
+        {f'tokenbatch_slo_violations_total{{{NS},source="grpc"}}': total(60)},
         {"namespace": "ns", "source": "grpc"},
-        {f'embed_slo_violations_total{{{NS},source="grpc"}}': total(1)},
+        {f'tokenbatch_slo_violations_total{{{NS},source="grpc"}}': total(1)},
         shared={OK: total(600)},
     ),
     "TokenbatchReplicasShort": Case(
         {REPLICAS: level(4)}, {"namespace": "ns", "model": "m"}, {REPLICAS: level(1.4)}, shared=READY
     ),
     "TokenbatchScalerBlind": Case(
-        {f'embed_scaler_input_age_seconds{{{NS},model="m"}}': level(0, 60)},
+        {f'tokenbatch_scaler_input_age_seconds{{{NS},model="m"}}': level(0, 60)},
         {"namespace": "ns", "model": "m"},
-        {f'embed_scaler_input_age_seconds{{{NS},model="m"}}': level(5)},
+        {f'tokenbatch_scaler_input_age_seconds{{{NS},model="m"}}': level(5)},
     ),
-    "TokenbatchEngineFails": counter("embed_engine_failed_steps_total", 'pod="p"', 1, 0.1, pod="p"),
-    "TokenbatchEngineRebuilt": counter("embed_engine_rebuilds_total", 'pod="p"', 0.1, 0, pod="p"),
-    "TokenbatchTokenizerDiffers": counter("embed_tokenizer_differences_total", "", 1, 0),
+    "TokenbatchEngineFails": counter("tokenbatch_engine_failed_steps_total", 'pod="p"', 1, 0.1, pod="p"),
+    "TokenbatchEngineRebuilt": counter("tokenbatch_engine_rebuilds_total", 'pod="p"', 0.1, 0, pod="p"),
+    "TokenbatchTokenizerDiffers": counter("tokenbatch_tokenizer_differences_total", "", 1, 0),
 }
 
 
@@ -127,10 +127,10 @@ def test_an_alert_stays_silent_while_all_is_well(alert: str, tmp_path: Path) -> 
 
 
 OTHERS = {  # another model's servers, and another release's
-    f'embed_replica_state{{{NS},model="n",replica="c",state="idle"}}': level(1),
-    f'embed_required_replicas{{{NS},model="n"}}': level(1),
-    'embed_replica_state{namespace="other",model="m",replica="a",state="idle"}': level(1),
-    'embed_required_replicas{namespace="other",model="m"}': level(1),
+    f'tokenbatch_replica_state{{{NS},model="n",replica="c",state="idle"}}': level(1),
+    f'tokenbatch_required_replicas{{{NS},model="n"}}': level(1),
+    'tokenbatch_replica_state{namespace="other",model="m",replica="a",state="idle"}': level(1),
+    'tokenbatch_required_replicas{namespace="other",model="m"}': level(1),
 }
 OTHERS_ELSEWHERE = {series: values for series, values in OTHERS.items() if 'namespace="other"' in series}
 
@@ -160,7 +160,13 @@ def test_every_query_of_the_dashboard_is_one(tmp_path: Path) -> None:
     dashboard = json.loads((CHART / "files/dashboard.json").read_text(encoding="utf-8"))
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     rules = [
-        {"record": f"panel:{number}", "expr": query.replace("$__rate_interval", "1m").replace("$namespace", "ns")}
+        {
+            "record": f"panel:{number}",
+            "expr": query.replace("$__rate_interval", "1m")
+            .replace("$namespace", "ns")
+            .replace("$release", ".*")
+            .replace("$model", "m"),
+        }
         for number, query in enumerate(queries)
     ]
     file = tmp_path / "queries.yaml"

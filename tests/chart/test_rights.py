@@ -182,7 +182,7 @@ def test_accounts_have_these_rights_and_no_others() -> None:
             slices,
             ("ns/deployments", "t-tokenbatch-all-minilm-l6-v2", "get"),
             ("ns/secrets", "t-tokenbatch-scaler-tls", "get,update"),
-            ("ns/embed_required_replicas", "*", "list"),
+            ("ns/tokenbatch_required_replicas", "*", "list"),
             ("ns/events", "*", "create"),
             ("cluster/apiservices", "v1beta1.external.metrics.k8s.io", "get,create,patch,delete"),
             ("cluster/clusterroles", "t-tokenbatch-scaler-ns", "get"),
@@ -203,7 +203,7 @@ def test_with_certificates_of_others_the_scaler_writes_no_secret() -> None:
 def test_beside_an_adapter_the_scaler_has_rights_in_one_namespace_only() -> None:
     found = rights(render("adapter"))["t-tokenbatch-scaler"]
     assert {verbs for _, _, verbs in found} == {"get,list,watch", "get", "list"}
-    assert ("ns/embed_scaler_figure", "*", "list") in found
+    assert ("ns/tokenbatch_scaler_figure", "*", "list") in found
     assert all(place.startswith("ns/") for place, _, _ in found)
 
 

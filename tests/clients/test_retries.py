@@ -42,8 +42,8 @@ async def answered(door: Listening) -> int:
 async def test_429_is_tried_again_when_the_server_says() -> None:
     async with http_door(slow_engine(slowness=50), max_held_tokens=60) as (door, _):
         assert await answered(door) == CALLS
-        assert door.figure("embed.http.responses", status="429") > 0
-        assert door.figure("embed.http.responses", status="200") == CALLS
+        assert door.figure("tokenbatch.http.responses", status="429") > 0
+        assert door.figure("tokenbatch.http.responses", status="200") == CALLS
 
 
 async def test_503_is_tried_again_until_there_is_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,5 +52,5 @@ async def test_503_is_tried_again_until_there_is_a_server(monkeypatch: pytest.Mo
     engine.failures.append(ModelServerLost("it went away"))  # and comes back a second later
     async with http_door(engine) as (door, _):
         assert await answered(door) == CALLS
-        assert door.figure("embed.http.responses", status="503") > 0
-        assert door.figure("embed.http.responses", status="200") == CALLS
+        assert door.figure("tokenbatch.http.responses", status="503") > 0
+        assert door.figure("tokenbatch.http.responses", status="200") == CALLS

@@ -26,7 +26,7 @@ RECORDS_PER_S, CALLS_PER_S = 58.0, 10.0  # require HELD model servers, so that a
 STEADY_S = 8.0
 DOWN_AT_ONCE = {"stabilizationWindowSeconds": 4, "policies": [{"type": "Pods", "value": 4, "periodSeconds": 2}]}
 AWAY_S = 60.0
-_METRIC = f"/apis/external.metrics.k8s.io/v1beta1/namespaces/{NAMESPACE}/embed_required_replicas"
+_METRIC = f"/apis/external.metrics.k8s.io/v1beta1/namespaces/{NAMESPACE}/tokenbatch_required_replicas"
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,8 @@ _PORT = 8001
 _AGGREGATOR_PORT, _MODEL_SERVER_PORT = 9464, 9465
 _METRICS = f"/apis/external.metrics.k8s.io/v1beta1/namespaces/{NAMESPACE}"
 _PAGE_S = 2.0
-_BUDGET = re.compile(r"^embed_token_budget\S* ([0-9.e+]+)$", re.MULTILINE)
-_BATCHES = "embed_engine_batches_total"
+_BUDGET = re.compile(r"^tokenbatch_token_budget\S* ([0-9.e+]+)$", re.MULTILINE)
+_BATCHES = "tokenbatch_engine_batches_total"
 # ValueError and KeyError: what an API server, or the proxy before it, says that has too much to do.
 _TROUBLE = (aiohttp.ClientError, TimeoutError, KafkaError, ValueError, KeyError)
 
@@ -89,7 +89,7 @@ class Watch:
 
     async def _sample(self) -> Sample:
         metric, deployment, lag, budget = await asyncio.gather(
-            self._get(f"{_METRICS}/embed_required_replicas"),
+            self._get(f"{_METRICS}/tokenbatch_required_replicas"),
             self._get(f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{DEPLOYMENT}"),
             self.traffic.lag(),
             self._budget(),

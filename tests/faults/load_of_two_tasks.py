@@ -204,7 +204,7 @@ class Load:
         """Wait until every aggregator uses exactly this number of servers. Raises TimeoutError."""
 
         def all_use_them() -> bool:
-            shown = {metrics(address).value("embed_replica_state") for address in self.metrics_addresses}
+            shown = {metrics(address).value("tokenbatch_replica_state") for address in self.metrics_addresses}
             return shown == {servers}
 
         await until_beside(all_use_them, f"every aggregator uses {servers} servers", CALL_S)

@@ -60,7 +60,7 @@ async def step(stack: RowStack, figures: Figures, make: Maker, step_s: int) -> M
         await asyncio.sleep(10.0)  # the fault itself
         found = metrics(aggregator.metrics_address)
         put(clock, 0)
-    ahead = found.value("embed_consumer_ahead_total")
+    ahead = found.value("tokenbatch_consumer_ahead_total")
     await stack.passes(figures, ahead=int(ahead))
     assert bool(ahead) == (step_s < 0)
     return found
@@ -81,7 +81,7 @@ async def test_a_clock_that_brokers_refuse_makes_no_dead_letter(stack: RowStack,
     for topic in (stack.topics.replies, f"{stack.topics.requests}-dlt"):
         await stack.configure(topic, message_timestamp_type="CreateTime", message_timestamp_after_max_ms="3600000")
     found = await step(stack, figures, question, 7200)
-    assert found.value("embed_producer_untimely_total") > 0
+    assert found.value("tokenbatch_producer_untimely_total") > 0
 
 
 @pytest.mark.privileged
@@ -114,6 +114,6 @@ async def test_a_producer_behind_is_told_and_one_ahead_is_served(
         pass
     async with stack.fault(), stack.under_load(300, make):
         await stack.answers(3000)
-        ahead = metrics(aggregator.metrics_address).value("embed_consumer_ahead_total")
+        ahead = metrics(aggregator.metrics_address).value("tokenbatch_consumer_ahead_total")
     await stack.passes(figures, ahead=int(ahead))
     assert bool(ahead) == (clock_s > 0)

@@ -127,7 +127,7 @@ async def test_a_spoilt_batch_is_never_passed_over_in_silence(
         second = await stack.aggregator()
         assert await stack.drained()
     reader = metrics(second.metrics_address)
-    corrupt, counted = (reader.value(f"embed_consumer_{name}_total", topic=topic) for name in ("corrupt", "lost"))
+    corrupt, counted = (reader.value(f"tokenbatch_consumer_{name}_total", topic=topic) for name in ("corrupt", "lost"))
     async with stack.under_load():
         await stack.answers(600)
     assert await stack.drained()

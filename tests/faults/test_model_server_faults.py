@@ -42,7 +42,7 @@ async def test_a_killed_model_server_returns(stack: RowStack, figures: Figures) 
                 await stack.answers(200)
                 await asyncio.to_thread(victim.start)
         await stack.answers(1500)
-        assert metrics(victim.metrics_address).value("embed_engine_queries_total") > 10
+        assert metrics(victim.metrics_address).value("tokenbatch_engine_queries_total") > 10
     await stack.passes(figures)
 
 
@@ -84,8 +84,8 @@ async def test_without_model_servers_records_wait(stack: RowStack, figures: Figu
         for server in servers:
             await asyncio.to_thread(server.start)
     await stack.passes(figures)
-    assert shown.value("embed_consumer_paused") == stack.partitions
-    assert shown.value("embed_expired_total") == 0
+    assert shown.value("tokenbatch_consumer_paused") == stack.partitions
+    assert shown.value("tokenbatch_expired_total") == 0
 
 
 @pytest.mark.row("one of two model servers returns values that are not numbers, too few rows, and undecodable bytes")
@@ -181,7 +181,7 @@ async def test_vectors_of_a_lying_engine_condemn_nobody(stack: RowStack, figures
             fault.touch()
             await asyncio.sleep(15.0)  # the fault itself
             fault.unlink()
-        retried = metrics(aggregator.metrics_address).value("embed_retries_total")
+        retried = metrics(aggregator.metrics_address).value("tokenbatch_retries_total")
         await stack.passes(figures)
     assert retried > 0
 
@@ -204,7 +204,7 @@ async def test_queries_with_no_vector_are_dead_lettered_alone(stack: RowStack, f
     assert verdict.problems == ()
     assert verdict.dead_lettered >= 1
     for server in stack.servers:
-        assert metrics(server.metrics_address).value("embed_engine_rebuilds_total") == 0
+        assert metrics(server.metrics_address).value("tokenbatch_engine_rebuilds_total") == 0
 
 
 @pytest.mark.row("both model servers hang for 3 s in every step of more than 60 tokens")
@@ -236,7 +236,7 @@ async def test_an_engine_that_only_fails_draws_no_traffic(stack: RowStack, figur
         verdict = figures.take(await stack.verdict())
     assert verdict.problems == ()
     if mode == "error":  # the aggregator turns away from it before it has failed eight steps twice
-        assert metrics(victim.metrics_address).value("embed_engine_failed_steps_total") > 0
+        assert metrics(victim.metrics_address).value("tokenbatch_engine_failed_steps_total") > 0
     else:
         assert victim.pid != first
 
@@ -268,7 +268,7 @@ async def test_a_server_that_hangs_beside_its_steps_ends(stack: RowStack, figure
                 sick.kill()
             await asyncio.to_thread(victim.start)
         await stack.answers(1500)
-        assert metrics(victim.metrics_address).value("embed_engine_queries_total") > 10
+        assert metrics(victim.metrics_address).value("tokenbatch_engine_queries_total") > 10
     verdict = figures.take(await stack.verdict())
     assert sick.exit_code == 1
     assert f"{phase} takes longer than 5 s" in (stack.folder / "sick.log").read_text(encoding="utf-8")
@@ -330,5 +330,5 @@ async def test_a_stuck_record_pauses_only_its_partition(stack: RowStack, figures
         shown = metrics(aggregator.metrics_address)
         await asyncio.to_thread(away.start)
     await stack.passes(figures)
-    assert shown.value("embed_consumer_paused") == 1
-    assert shown.value("embed_consumer_paused", partition="0") == 1
+    assert shown.value("tokenbatch_consumer_paused") == 1
+    assert shown.value("tokenbatch_consumer_paused", partition="0") == 1

@@ -74,7 +74,7 @@ async def test_what_retention_took_is_counted(stack: RowStack, figures: Figures)
             await admin.delete_records(places)
         second = await stack.aggregator()
     assert await stack.drained()
-    counted = metrics(second.metrics_address).value("embed_consumer_lost_total", topic=stack.topics.requests)
+    counted = metrics(second.metrics_address).value("tokenbatch_consumer_lost_total", topic=stack.topics.requests)
     starts = {number: reached[stack.topics.requests, number] for number in gone}
     deleted = [key for key, (part, at) in stack.load.acknowledged.items() if starts[part] <= at < gone[part]]
     await stack.passes(figures, without=deleted, deleted=len(deleted), counted=counted)

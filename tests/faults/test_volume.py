@@ -51,7 +51,7 @@ async def test_a_burst_is_worked_off_with_flat_memory(stack: RowStack, figures: 
         async with asyncio.TaskGroup() as tasks:
             sending = tasks.create_task(stack.load.send(BURST))
             while not sending.done() or await lag(stack):
-                spans.append(most(aggregator.metrics_address, "embed_consumer_uncommitted_span"))
+                spans.append(most(aggregator.metrics_address, "tokenbatch_consumer_uncommitted_span"))
                 await asyncio.sleep(1.0)
         rate = BURST / (time.monotonic() - began_s)
     verdict = await stack.verdict(1800.0)

@@ -114,11 +114,11 @@ class ServerProcess(ModelServer):
 
     def until_queued(self, tokens: int) -> None:
         """Wait until so many tokens wait for the engine: a call that was sent may not have been taken in yet."""
-        self._until("embed_engine_queued_tokens", tokens)
+        self._until("tokenbatch_engine_queued_tokens", tokens)
 
     def until_steps(self, number: int) -> None:
         """Wait until so many steps are counted: a step is counted after it is answered."""
-        self._until("embed_engine_duration_seconds_count", number)
+        self._until("tokenbatch_engine_duration_seconds_count", number)
 
     def _until(self, name: str, value: int) -> None:
         end_s = time.monotonic() + CALL_S

@@ -60,6 +60,13 @@ def listed(title: str) -> list[str]:
     return re.findall(r"^\| `.*\|$", rest.partition("\n## ")[0], re.MULTILINE)
 
 
+def test_every_metric_of_ours_begins_with_tokenbatch() -> None:
+    """Others follow OpenTelemetry's conventions, and have their names."""
+    names = {row.split("`")[1] for folder in PROCESSES.values() for row in rows_of(folder)}
+    others = {name for name in names if not name.startswith("tokenbatch.")}
+    assert {name.split(".")[0] for name in others} == {"gen_ai", "http", "rpc"}
+
+
 @pytest.mark.parametrize("title", PROCESSES)
 def test_every_metric_is_listed_as_it_is(title: str) -> None:
     assert listed(title) == sorted(rows_of(PROCESSES[title]))

@@ -19,7 +19,7 @@ from k8s.pod.metrics_buffer import BufferedCounter, Instrument, MetricsBuffer
 
 ENTRY_BYTES = 400
 """Of an entry besides its rows, its sequence and its tenant: the objects around them, their place in the table."""
-_BYTES = Instrument("embed.cache.bytes", "By", "bytes of the rows that the cache keeps")
+_BYTES = Instrument("tokenbatch.cache.bytes", "By", "bytes of the rows that the cache keeps")
 
 
 class RowCache(KnownRows):
@@ -111,7 +111,7 @@ def open_caches(settings: AggregatorSettings, buffer: MetricsBuffer) -> Callable
     most_bytes, by_tenant = settings.batching.cache_bytes, settings.grpc.authenticated
     if not most_bytes:
         return None
-    lookups = buffer.counter("embed.cache.lookups", "{query}", "queries looked up in the cache", "result")
+    lookups = buffer.counter("tokenbatch.cache.lookups", "{query}", "queries looked up in the cache", "result")
     caches = list[weakref.ref[RowCache]]()
 
     def read() -> dict[Instrument, dict[tuple[str, ...], float]]:

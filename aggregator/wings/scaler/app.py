@@ -148,10 +148,10 @@ def _kubernetes_for(settings: ScalerSettings) -> Kubernetes | None:
 
 
 _MODEL = ("model",)
-_REPLICAS = Instrument("embed.required_replicas", "{replica}", "model servers the present load needs", _MODEL)
-_AGE = Instrument("embed.scaler.input_age", "s", "age of the oldest input of a figure", _MODEL)
+_REPLICAS = Instrument("tokenbatch.required_replicas", "{replica}", "model servers the present load needs", _MODEL)
+_AGE = Instrument("tokenbatch.scaler.input_age", "s", "age of the oldest input of a figure", _MODEL)
 _KEYS = ("metric", "scaler", "model")
-_FIGURE = Instrument("embed.scaler.figure", "1", "figure for the autoscaler; absent while unknown", _KEYS)
+_FIGURE = Instrument("tokenbatch.scaler.figure", "1", "figure for the autoscaler; absent while unknown", _KEYS)
 
 
 def show(buffer: MetricsBuffer, published: Published, models: Mapping[str, str]) -> None:

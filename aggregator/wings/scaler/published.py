@@ -10,12 +10,14 @@ from functools import partial
 from aggregator.wings.scaler.measuring.demand import StaleInputError
 from aggregator.wings.scaler.measuring.figures import Figure
 
-REQUIRED_REPLICAS = "embed_required_replicas"
+REQUIRED_REPLICAS = "tokenbatch_required_replicas"
 OWN_REQUIRED_REPLICAS = "own_required_replicas"
 """The number that this replica of the scaler alone requires; other replicas ask for it."""
-LAG = "embed_consumer_lag"
-AGGREGATOR_BUSY = "embed_aggregator_busy"
+LAG = "tokenbatch_consumer_lag"
+AGGREGATOR_BUSY = "tokenbatch_aggregator_busy"
 METRICS = (REQUIRED_REPLICAS, LAG, AGGREGATOR_BUSY)
+_OLD_NAMES = {f"embed_{metric.removeprefix('tokenbatch_')}": metric for metric in METRICS}
+"""Of 0.1, which an autoscaler's object may still ask for: kept for a release."""
 SCALER = "scaler"
 """The label with the Service of the scaler that a figure is from."""
 _ALL: Mapping[str, str] = {}
@@ -79,6 +81,7 @@ class Published:
 
     def _series(self, metric: str) -> Mapping[str, Callable[[], float]]:
         of_models = {REQUIRED_REPLICAS: self._required, OWN_REQUIRED_REPLICAS: self._own, LAG: self._lag}
+        metric = _OLD_NAMES.get(metric, metric)
         if metric == AGGREGATOR_BUSY:
             return {"": self._busy_share}
         if metric not in of_models:

@@ -152,7 +152,7 @@ In Prometheus all of them are series of one metric, with the name as a label.
 {{- end -}}
 {{- if eq (index . 0).Values.autoscaling.mode "adapter" -}}
 {{- $_ := set $labels "metric" (index . 1) -}}
-name: embed_scaler_figure
+name: tokenbatch_scaler_figure
 {{- else -}}
 name: {{ index . 1 }}
 {{- end }}

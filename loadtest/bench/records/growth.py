@@ -127,7 +127,7 @@ class _Bench:
             if time.monotonic() > until_s:
                 raise TimeoutError(f"{queued:.0f} queries wait, not {wanted:.0f}")
             time.sleep(_LOOK_S)
-            queued = totals(aggregator.metrics_address)["embed_queue_tokens"] / self._tokens
+            queued = totals(aggregator.metrics_address)["tokenbatch_queue_tokens"] / self._tokens
         return queued
 
     def _cpu_us(self, aggregator: Aggregator, queries: int) -> float:

@@ -124,5 +124,5 @@ def _synthetic(settings: ModelServerSettings, files: ModelFiles) -> MixedGenerat
 
 def _fallbacks(buffer: MetricsBuffer) -> BufferedCounter:
     return buffer.counter(
-        "mixed.engine.fallbacks", "{fallback}", "starts with one task because the self-check of both failed"
+        "tokenbatch.mixed.engine.fallbacks", "{fallback}", "starts with one task because the self-check of both failed"
     )

@@ -12,9 +12,14 @@ class GenerationMetrics:
 
     def __init__(self, buffer: MetricsBuffer) -> None:
         self._step = buffer.histogram(
-            "generate.engine.duration", "s", "time of one engine step of a model that generates", DURATION_BOUNDS_S
+            "tokenbatch.generate.engine.duration",
+            "s",
+            "time of one engine step of a model that generates",
+            DURATION_BOUNDS_S,
         )
-        self._generated = buffer.counter("generate.engine.tokens", "{token}", "prompt tokens and new tokens", "kind")
+        self._generated = buffer.counter(
+            "tokenbatch.generate.engine.tokens", "{token}", "prompt tokens and new tokens", "kind"
+        )
 
     def step(self, step: GenerationStep) -> None:
         self._step.record(step.duration_s)

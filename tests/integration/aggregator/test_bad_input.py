@@ -187,15 +187,15 @@ async def test_bad_input_is_told_what_is_wrong_and_harms_no_neighbour(running: R
     def rise(name: str, **labels: str) -> float:
         return after.value(name, **labels) - before.value(name, **labels)
 
-    assert rise("embed_requests_total", source="kafka", code=case.code) == 1
-    assert rise("embed_requests_total", source="kafka", code="OK") == 4
-    assert rise("embed_requests_total") == 5
-    assert rise("embed_dead_letters_total", code=case.code) == case.dead
-    assert rise("embed_dead_letters_total") == case.dead
-    assert rise("embed_replies_unwritten_total") == (case.unwritten is not None)
+    assert rise("tokenbatch_requests_total", source="kafka", code=case.code) == 1
+    assert rise("tokenbatch_requests_total", source="kafka", code="OK") == 4
+    assert rise("tokenbatch_requests_total") == 5
+    assert rise("tokenbatch_dead_letters_total", code=case.code) == case.dead
+    assert rise("tokenbatch_dead_letters_total") == case.dead
+    assert rise("tokenbatch_replies_unwritten_total") == (case.unwritten is not None)
     if case.unwritten is not None:
-        assert rise("embed_replies_unwritten_total", reason=case.unwritten) == 1
-    assert rise("embed_expired_total") == (case.code == "DEADLINE_EXCEEDED")
+        assert rise("tokenbatch_replies_unwritten_total", reason=case.unwritten) == 1
+    assert rise("tokenbatch_expired_total") == (case.code == "DEADLINE_EXCEEDED")
 
 
 def check_good(reply: ConsumerRecord[bytes, bytes]) -> None:

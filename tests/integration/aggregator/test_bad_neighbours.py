@@ -39,7 +39,9 @@ async def test_what_expires_in_the_queue_is_told_at_once_and_never_computed(
     running = start_aggregator(slow)
     async with open_kafka_client(running.kafka, running.topics) as desk:
         await desk.produce(query("running", "running", priority=pb.PRIORITY_INTERACTIVE))
-        await desk.until(lambda: metrics(running.process.metrics_address).value("embed_replica_inflight_tokens") > 0)
+        await desk.until(
+            lambda: metrics(running.process.metrics_address).value("tokenbatch_replica_inflight_tokens") > 0
+        )
         await desk.produce(
             *(expiring(f"late-{number}", 0.7) for number in range(10)),
             *(query(f"question {number}", f"good-{number}") for number in range(10)),
@@ -54,10 +56,12 @@ async def test_what_expires_in_the_queue_is_told_at_once_and_never_computed(
     codes = {name: answer.status.code for name, answer in desk.answers().items()}
     assert codes == {name: CODES["DEADLINE_EXCEEDED" if name.startswith("late") else "OK"] for name in order}
     shown = metrics(running.process.metrics_address)
-    assert shown.value("embed_expired_total") == 10
-    assert shown.value("embed_requests_total", code="DEADLINE_EXCEEDED") == 10
+    assert shown.value("tokenbatch_expired_total") == 10
+    assert shown.value("tokenbatch_requests_total", code="DEADLINE_EXCEEDED") == 10
     assert not desk.dead_letters
-    assert metrics(slow.metrics_address).value("embed_engine_queries_total") == 12  # a probe, one that ran, ten more
+    assert (
+        metrics(slow.metrics_address).value("tokenbatch_engine_queries_total") == 12
+    )  # a probe, one that ran, ten more
 
 
 async def test_poison_is_cornered_its_batch_answered_and_its_replay_refused(
@@ -69,7 +73,7 @@ async def test_poison_is_cornered_its_batch_answered_and_its_replay_refused(
     poison = query("poison", "poison")
 
     def failed_steps() -> float:
-        return metrics(server.metrics_address).value("embed_engine_failed_steps_total")
+        return metrics(server.metrics_address).value("tokenbatch_engine_failed_steps_total")
 
     async with open_kafka_client(running.kafka, running.topics) as desk:
         await desk.exchange(*innocents)
@@ -95,10 +99,10 @@ async def test_poison_is_cornered_its_batch_answered_and_its_replay_refused(
     ):
         check_dead_letter(record, poison, written, running.group, code="INTERNAL", says=says, attempts=tries)
     shown = metrics(running.process.metrics_address)
-    assert shown.value("embed_dead_letters_total", code="INTERNAL") == 2
-    assert shown.value("embed_requests_total", source="kafka", code="INTERNAL") == 2
-    assert shown.value("embed_requests_total", source="kafka", code="OK") == 91
-    assert shown.value("embed_retries_total", code="INTERNAL") >= 31 + 31
+    assert shown.value("tokenbatch_dead_letters_total", code="INTERNAL") == 2
+    assert shown.value("tokenbatch_requests_total", source="kafka", code="INTERNAL") == 2
+    assert shown.value("tokenbatch_requests_total", source="kafka", code="OK") == 91
+    assert shown.value("tokenbatch_retries_total", code="INTERNAL") >= 31 + 31
 
 
 def _vectors(replies: list[ConsumerRecord[bytes, bytes]]) -> Mapping[str, bytes]:

@@ -72,7 +72,7 @@ class Texts:
 
 
 def generated(server: ModelServer) -> float:
-    return metrics(server.metrics_address).value("generate_engine_tokens_total", kind="new")
+    return metrics(server.metrics_address).value("tokenbatch_generate_engine_tokens_total", kind="new")
 
 
 async def generate(address: str, *, timeout_s: float = 60.0, **fields: Any) -> Texts:

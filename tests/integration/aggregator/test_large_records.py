@@ -113,8 +113,8 @@ async def test_small_queries_do_not_wait_for_heavy_records(
     def rise(name: str, **labels: str) -> float:
         return after.value(name, **labels) - before.value(name, **labels)
 
-    assert rise("embed_requests_total", source="kafka", code=code) == 10 + 40 * (code == "OK")
-    assert rise("embed_dead_letters_total", code=code) == 10 * refused
+    assert rise("tokenbatch_requests_total", source="kafka", code=code) == 10 + 40 * (code == "OK")
+    assert rise("tokenbatch_dead_letters_total", code=code) == 10 * refused
 
 
 @pytest.mark.parametrize("size", [100, 20_000], ids=["small", "large"])

@@ -69,8 +69,8 @@ async def test_an_aggregator_that_is_told_to_stop_drains_and_another_goes_on(
         assert "partitions were revoked with records in flight" not in told
     assert duplicates(desk) == 0
     shown = metrics(second.process.metrics_address)
-    assert shown.value("embed_consumer_lag") == 0
-    assert shown.value("embed_consumer_rebalances_total") >= 1
+    assert shown.value("tokenbatch_consumer_lag") == 0
+    assert shown.value("tokenbatch_consumer_rebalances_total") >= 1
 
 
 async def test_a_drain_that_runs_out_of_time_leaves_the_rest_to_another(

@@ -168,7 +168,7 @@ async def test_a_stream_that_is_broken_off_frees_its_place(aggregator: Aggregato
     generated_before = generated(chats)
     await asyncio.sleep(1.0)
     assert generated(chats) - generated_before < 50
-    assert metrics(aggregator.metrics_address).value("embed_calls_open") == 0
+    assert metrics(aggregator.metrics_address).value("tokenbatch_calls_open") == 0
 
 
 async def test_streams_that_are_broken_off_at_any_moment_are_no_errors(aggregator: Aggregator) -> None:
@@ -180,8 +180,8 @@ async def test_streams_that_are_broken_off_at_any_moment_are_no_errors(aggregato
 
     async with client(aggregator) as session:
         await asyncio.gather(*(broken_off(number) for number in range(100)))
-    await until(lambda: metrics(aggregator.metrics_address).value("embed_calls_open") == 0)
-    assert metrics(aggregator.metrics_address).value("embed_http_responses_total", status="500") == 0
+    await until(lambda: metrics(aggregator.metrics_address).value("tokenbatch_calls_open") == 0)
+    assert metrics(aggregator.metrics_address).value("tokenbatch_http_responses_total", status="500") == 0
 
 
 async def test_an_aggregator_that_stops_under_load_answers_every_request(tmp_path: Path) -> None:

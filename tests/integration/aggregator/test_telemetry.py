@@ -352,9 +352,9 @@ async def test_every_outcome_over_kafka_has_its_spans_and_is_counted(stack: Stac
     assert carried() == counts
     measured = metrics(stack.aggregator.metrics_address)
     for code, count in Counter(case.code for case in KAFKA_CASES).items():
-        assert measured.value("embed_requests_total", source="kafka", code=code) == count, code
+        assert measured.value("tokenbatch_requests_total", source="kafka", code=code) == count, code
     for code, count in Counter(case.code for case in KAFKA_CASES if DEAD in case.written).items():
-        assert measured.value("embed_dead_letters_total", code=code) == count, code
+        assert measured.value("tokenbatch_dead_letters_total", code=code) == count, code
 
 
 async def test_every_span_of_every_process_is_by_the_conventions(stack: Stack) -> None:

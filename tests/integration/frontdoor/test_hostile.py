@@ -116,13 +116,13 @@ async def test_calls_that_send_no_message_lock_nobody_out(method: str) -> None:
     limits = {"max_calls": 200, "max_streams": 50}
     async with listening(limits=limits) as door, connection(door) as one, connection(door) as other:
         held = [*await hold(one, method, 500), *await hold(other, method, 500)]
-        await until(lambda: door.figure("embed.calls.open") + door.figure("embed.calls.streams") >= 40)
+        await until(lambda: door.figure("tokenbatch.calls.open") + door.figure("tokenbatch.calls.streams") >= 40)
         for _ in range(50):
             await door.stub.Embed(ask("rain"), timeout=30)
             [answer] = [each async for each in door.stub.EmbedStream(iter([ask("rain")]))]
             assert not answer.status.code
         share = "share_of_calls" if method == EMBED else "share_of_streams"
-        assert door.figure("embed.calls.refused", limit=share)
+        assert door.figure("tokenbatch.calls.refused", limit=share)
         for call in held:
             call.cancel()
 
@@ -132,8 +132,8 @@ async def test_a_call_that_stays_silent_is_ended(monkeypatch: pytest.MonkeyPatch
     async with listening() as door:
         [call] = await hold(door.channel, EMBED, 1)
         assert retry_delay_s(await refused(call.read(), grpc.StatusCode.RESOURCE_EXHAUSTED))
-        assert door.figure("embed.calls.refused", limit="silent") == 1
-        await until(lambda: not door.figure("embed.calls.open"))
+        assert door.figure("tokenbatch.calls.refused", limit="silent") == 1
+        await until(lambda: not door.figure("tokenbatch.calls.open"))
 
 
 async def test_who_is_slow_holds_up_only_others_who_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ async def test_who_is_slow_holds_up_only_others_who_are(monkeypatch: pytest.Monk
         await asyncio.sleep(1)
         for _ in range(20):
             await door.stub.Embed(ask("rain"), timeout=30)
-        assert door.figure("embed.calls.refused", limit="arriving")
+        assert door.figure("tokenbatch.calls.refused", limit="arriving")
         for call in held:
             call.cancel()
 
@@ -168,7 +168,7 @@ async def test_health_and_reflection_have_a_bound_of_their_own() -> None:
         assert answer.dimensions == 96
         check: Any = door.channel.unary_unary("/grpc.health.v1.Health/Check")
         assert await check(b"") == b"\x08\x01"
-        assert door.figure("embed.calls.open") == 0
+        assert door.figure("tokenbatch.calls.open") == 0
         for watch in watches:
             watch.cancel()
         await asyncio.gather(*ended)
@@ -230,7 +230,7 @@ async def test_a_tenant_with_many_calls_leaves_room_for_another(by: By) -> None:
 async def test_a_tenant_with_many_streams_leaves_room_for_another() -> None:
     async with listening(limits={"max_streams": 20}) as door:
         held: list[Any] = [door.channel.stream_stream(STREAM)(metadata=[("x-tenant", "a")]) for _ in range(40)]
-        await until(lambda: door.figure("embed.calls.refused", limit="share_of_streams"))
+        await until(lambda: door.figure("tokenbatch.calls.refused", limit="share_of_streams"))
         async with connection(door) as channel:
             stream = channel.stream_stream(STREAM, pb.EmbedRequest.SerializeToString, pb.EmbedResponse.FromString)
             [answer] = [each async for each in stream(iter([ask("rain")]), metadata=[("x-tenant", "b")])]
@@ -247,7 +247,7 @@ async def test_a_silent_stream_makes_way_for_a_new_one(monkeypatch: pytest.Monke
         busy = door.stub.EmbedStream(iter([ask("rain")]))
         await until(lambda: engine.queries)
         silent = await hold(channel, STREAM, 3)
-        await until(lambda: door.figure("embed.calls.streams") == 4)
+        await until(lambda: door.figure("tokenbatch.calls.streams") == 4)
         await asyncio.sleep(0.5)
         async with connection(door) as another:
             stream = another.stream_stream(STREAM, pb.EmbedRequest.SerializeToString, pb.EmbedResponse.FromString)
@@ -259,7 +259,7 @@ async def test_a_silent_stream_makes_way_for_a_new_one(monkeypatch: pytest.Monke
             engine.gate.set()
             assert [answer.status.code async for answer in new] == [0]
         assert [answer.status.code async for answer in busy] == [0]
-        assert door.figure("embed.calls.refused", limit="silent") == 1
+        assert door.figure("tokenbatch.calls.refused", limit="silent") == 1
         for call in silent:
             call.cancel()
 
@@ -276,7 +276,7 @@ async def test_answers_that_nobody_takes_are_counted_and_no_more_is_read() -> No
         stream = door.stub.EmbedStream(messages())
         last, quiet = -1.0, 0
         while quiet < 10:  # until nothing more happens
-            held = door.figure("embed.calls.held")
+            held = door.figure("tokenbatch.calls.held")
             quiet = quiet + 1 if held == last and held else 0
             last = held
             await asyncio.sleep(0.1)
@@ -284,7 +284,7 @@ async def test_answers_that_nobody_takes_are_counted_and_no_more_is_read() -> No
         assert sent < 100
         answers = [len(answer.embeddings) async for answer in stream]
         assert answers == [1000] * 128
-        await until(lambda: not door.figure("embed.calls.held"))
+        await until(lambda: not door.figure("tokenbatch.calls.held"))
 
 
 async def test_connections_are_bounded() -> None:
@@ -292,7 +292,7 @@ async def test_connections_are_bounded() -> None:
         await door.stub.Embed(ask("rain"))
         channels = [await others.enter_async_context(connection(door)) for _ in range(4)]
         calls: list[Any] = [channel.stream_stream(STREAM)() for channel in channels]
-        await until(lambda: door.figure("embed.calls.streams") == 2)
+        await until(lambda: door.figure("tokenbatch.calls.streams") == 2)
         await door.stub.Embed(ask("rain"))  # who is there stays
         for call in calls:
             call.cancel()

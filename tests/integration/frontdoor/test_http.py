@@ -352,7 +352,7 @@ async def test_nobody_gets_in_without_a_credential_and_it_names_the_tenant(tmp_p
 async def test_grpc_and_http_share_one_bound_of_calls() -> None:
     async with http_door(slow_engine(slowness=2000), limits={"max_calls": 3}) as (door, session):
         held = [door.stub.Embed(ask(f"text {number}")) for number in range(2)]
-        await until(lambda: door.figure("embed.calls.open") == 2)
+        await until(lambda: door.figure("tokenbatch.calls.open") == 2)
         status, answer, _ = await embed(session, {"input": "a"})
         assert (status, answer["error"]["type"]) == (429, "rate_limit_error")
         for call in held:

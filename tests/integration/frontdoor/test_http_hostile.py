@@ -108,9 +108,9 @@ async def test_what_is_wrong_on_the_wire_is_named_and_its_connection_closed(
         found, _, body = await answer(reader)
         assert (found, body["error"]["code"]) == (status, code)
         assert await is_closed(reader)
-        assert door.figure("embed.http.responses", status=str(status)) == 1
+        assert door.figure("tokenbatch.http.responses", status=str(status)) == 1
         assert (await embed(session, {"input": "a"}))[0] == 200
-        await until(lambda: door.figure("embed.calls.held") == door.figure("embed.calls.open") == 0)
+        await until(lambda: door.figure("tokenbatch.calls.held") == door.figure("tokenbatch.calls.open") == 0)
 
 
 async def test_headers_are_bounded_for_each_request_and_not_for_the_connection() -> None:
@@ -141,7 +141,7 @@ async def test_a_body_of_one_byte_a_second_is_ended_and_holds_up_nobody(monkeypa
                 return status, body["error"]["code"]
 
         slow = [asyncio.create_task(drip()) for _ in range(50)]
-        await until(lambda: door.figure("embed.calls.open") >= 50)
+        await until(lambda: door.figure("tokenbatch.calls.open") >= 50)
         for _ in range(20):
             assert (await embed(session, {"input": "a"}))[0] == 200
         assert set(await asyncio.gather(*slow)) == {(408, "request_timeout")}
@@ -224,7 +224,7 @@ async def test_two_thousand_idle_connections_hold_up_nobody() -> None:
         most = (open_files.limit() or 10_000) // 2 - 200
         idle = [await asyncio.open_connection(host, int(port)) for _ in range(min(2000, most))]
         assert (await embed(session, {"input": "a"}))[0] == 200
-        assert door.figure("embed.calls.open") == 0
+        assert door.figure("tokenbatch.calls.open") == 0
         idle[0][1].write(WHOLE)
         assert (await answer(idle[0][0]))[0] == 200
         for _, writer in idle:
@@ -250,10 +250,10 @@ async def _above_the_limit() -> None:
     ):
         one.write(WHOLE)
         other.write(WHOLE)
-        await until(lambda: door.figure("embed.calls.open") == 2)
+        await until(lambda: door.figure("tokenbatch.calls.open") == 2)
         async with connected(door.http) as (third, _):
             assert await is_closed(third)
-        assert door.figure("embed.http.closed", reason="crowded") == 1
+        assert door.figure("tokenbatch.http.closed", reason="crowded") == 1
         assert (await answer(first))[0] == (await answer(second))[0] == 200
         other.write(b"POST /v1/embe")  # headers that take too long
         assert await is_closed(first)
@@ -274,7 +274,7 @@ async def test_the_connection_that_is_idle_for_longest_gives_way_to_a_new_one() 
             assert (await answer(third))[0] == 200
             one.write(WHOLE)
             assert (await answer(first))[0] == 200
-        assert door.figure("embed.http.closed", reason="crowded") == 1
+        assert door.figure("tokenbatch.http.closed", reason="crowded") == 1
 
 
 async def test_a_response_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,11 +287,11 @@ async def test_a_response_that_nobody_reads_is_given_up(monkeypatch: pytest.Monk
         body = json.dumps({"input": ["a"] * 2000, "encoding_format": "base64"}).encode()
         large = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
         writer.write(large * 100)  # the responses are 100 MB
-        await until(lambda: door.figure("embed.calls.held") > 1_000_000)
+        await until(lambda: door.figure("tokenbatch.calls.held") > 1_000_000)
         assert (await embed(session, {"input": "a"}))[0] == 200
-        await until(lambda: door.figure("embed.http.closed", reason="unread") == 1)
-        await until(lambda: door.figure("embed.calls.open") == door.figure("embed.calls.held") == 0)
-        assert door.figure("embed.http.responses", status="200") < 40
+        await until(lambda: door.figure("tokenbatch.http.closed", reason="unread") == 1)
+        await until(lambda: door.figure("tokenbatch.calls.open") == door.figure("tokenbatch.calls.held") == 0)
+        assert door.figure("tokenbatch.http.responses", status="200") < 40
 
 
 async def test_pipelined_requests_are_answered_in_their_order() -> None:

@@ -21,7 +21,7 @@ async def test_bodies_that_are_announced_hold_no_room_from_anybody() -> None:
             writer.write(HEAD + b"content-length: 4194304\r\n\r\n{")
         for _ in range(10):
             assert (await embed(session, {"input": "rain"}))[0] == 200
-        assert door.figure("embed.calls.held") < 100
+        assert door.figure("tokenbatch.calls.held") < 100
 
 
 async def test_the_body_that_arrives_slowest_ends_where_all_is_held() -> None:
@@ -31,13 +31,13 @@ async def test_the_body_that_arrives_slowest_ends_where_all_is_held() -> None:
             reader, writer = await connections.enter_async_context(connected(door.http))
             writer.write(HEAD + b"content-length: 4000000\r\n\r\n" + b" " * 310_000)
             readers.append(reader)
-        await until(lambda: door.figure("embed.calls.held") > 900_000)
+        await until(lambda: door.figure("tokenbatch.calls.held") > 900_000)
         await asyncio.sleep(0.5)  # so long nothing comes of them
         reader, writer = await connections.enter_async_context(connected(door.http))
         large = json.dumps({"input": "rain" + " " * 300_000}).encode()
         writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(large) + large)
         assert (await answer(reader))[0] != 429
-        assert door.figure("embed.calls.refused", limit=Limit.SLOW) >= 1
+        assert door.figure("tokenbatch.calls.refused", limit=Limit.SLOW) >= 1
         statuses = [(await answer(each))[0] for each in readers]
         assert sorted(statuses) == [408, 408, 429]
 

@@ -191,7 +191,7 @@ async def _handshakes_over_http_are_connections_and_give_way_as_idle_ones(tmp_pa
         assert await gets_in(door, "http", authority)
         async with asyncio.timeout(10):
             assert await silent[0][0].read() == b""
-        assert door.figure("embed.http.closed", reason="crowded") >= 1
+        assert door.figure("tokenbatch.http.closed", reason="crowded") >= 1
         for _, writer in silent:
             writer.close()
 

@@ -56,11 +56,11 @@ def test_metrics_are_gathered_per_step(server: ServerProcess) -> None:
     text = urlopen(f"http://{server.metrics_address}/metrics", timeout=CALL_S).read().decode()
     ready = urlopen(f"http://{server.metrics_address}/readyz", timeout=CALL_S)
     assert ready.status == 200
-    assert 'embed_engine_duration_seconds_count{composition="single",task="embed"} 2' in text
-    assert 'embed_engine_step_tokens_sum{composition="single",task="embed"} 5' in text
-    assert 'embed_engine_refused_total{code="INVALID_ARGUMENT",what="query"} 1' in text
-    assert "embed_engine_queued_tokens 0" in text
-    assert "embed_engine_idle_seconds_count 2" in text
+    assert 'tokenbatch_engine_duration_seconds_count{composition="single",task="embed"} 2' in text
+    assert 'tokenbatch_engine_step_tokens_sum{composition="single",task="embed"} 5' in text
+    assert 'tokenbatch_engine_refused_total{code="INVALID_ARGUMENT",what="query"} 1' in text
+    assert "tokenbatch_engine_queued_tokens 0" in text
+    assert "tokenbatch_engine_idle_seconds_count 2" in text
 
 
 def test_it_pools_spans_beside_whole_queries(server: ServerProcess) -> None:

@@ -193,11 +193,11 @@ async def test_what_was_refused_and_a_fallback_are_counted(run: Run) -> None:
         text = await asyncio.to_thread(read, server.metrics_address, "/metrics")
         assert await asyncio.to_thread(read, server.metrics_address, "/readyz")
         assert await asyncio.to_thread(read, server.metrics_address, "/livez")
-    assert 'embed_engine_refused_total{code="INVALID_ARGUMENT",what="query"} 2' in text
-    assert 'embed_engine_refused_total{code="FAILED_PRECONDITION",what="batch"} 1' in text
-    assert 'embed_engine_refused_total{code="INTERNAL",what="batch"} 1' in text
-    assert 'embed_engine_failed_steps_total{composition="single"} 1' in text
-    assert "embed_engine_fallbacks_total 1" in text
+    assert 'tokenbatch_engine_refused_total{code="INVALID_ARGUMENT",what="query"} 2' in text
+    assert 'tokenbatch_engine_refused_total{code="FAILED_PRECONDITION",what="batch"} 1' in text
+    assert 'tokenbatch_engine_refused_total{code="INTERNAL",what="batch"} 1' in text
+    assert 'tokenbatch_engine_failed_steps_total{composition="single"} 1' in text
+    assert "tokenbatch_engine_fallbacks_total 1" in text
 
 
 async def test_launches_are_counted_from_the_first_step_that_serves(run: Run) -> None:
@@ -206,8 +206,8 @@ async def test_launches_are_counted_from_the_first_step_that_serves(run: Run) ->
         for launch in (Launch.GRAPH, Launch.GRAPH, Launch.EAGER):
             server.counts[0](launch)
         text = await asyncio.to_thread(read, server.metrics_address, "/metrics")
-    assert 'embed_engine_steps_total{launch="graph"} 2' in text
-    assert 'embed_engine_steps_total{launch="eager"} 1' in text
+    assert 'tokenbatch_engine_steps_total{launch="graph"} 2' in text
+    assert 'tokenbatch_engine_steps_total{launch="eager"} 1' in text
 
 
 async def test_a_question_that_comes_behind_bulk_is_answered_before_it(run: Run) -> None:
@@ -227,10 +227,10 @@ async def test_a_question_that_comes_behind_bulk_is_answered_before_it(run: Run)
                 assert pb.PRIORITY_INTERACTIVE in told.recent_priorities
 
             sent = asyncio.create_task(answered())
-            while f"embed_engine_queued_tokens {queued}.0" not in (
+            while f"tokenbatch_engine_queued_tokens {queued}.0" not in (
                 text := await asyncio.to_thread(read, server.metrics_address, "/metrics")
             ):
-                assert "embed_engine_queued_tokens" in text
+                assert "tokenbatch_engine_queued_tokens" in text
                 await asyncio.sleep(0.01)
             return sent
 

@@ -52,9 +52,9 @@ class Stand:
     def busy_s(self) -> float:
         """The engine's: steps of texts, and those of embeddings alone."""
         found = metrics(self.server.metrics_address)
-        both = found.value("embed_engine_duration_seconds_sum", composition="mixed")
-        embedding = found.value("embed_engine_duration_seconds_sum") - both
-        return found.value("generate_engine_duration_seconds_sum") + embedding
+        both = found.value("tokenbatch_engine_duration_seconds_sum", composition="mixed")
+        embedding = found.value("tokenbatch_engine_duration_seconds_sum") - both
+        return found.value("tokenbatch_generate_engine_duration_seconds_sum") + embedding
 
     async def embed(self, calls: Sequence[tuple[str, str]]) -> None:
         """Calls of tenants to both aggregators, a few at once so that all batches hold some of each."""

@@ -24,7 +24,7 @@ SOON_S = 10.0
 
 def embedded(server: ModelServer) -> float:
     """Queries that its engine has embedded, probes included."""
-    return metrics(server.metrics_address).value("embed_engine_queries_total")
+    return metrics(server.metrics_address).value("tokenbatch_engine_queries_total")
 
 
 async def test_a_new_server_that_a_name_resolves_to_has_traffic_within_seconds(

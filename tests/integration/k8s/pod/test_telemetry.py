@@ -49,6 +49,20 @@ def test_one_failed_check_says_which_and_why(started: Telemetry, health: Health)
     assert get(started, "/readyz") == (503, "[+]kafka ok\n[-]models no server\nfailed\n")
 
 
+def test_a_metric_is_scraped_under_its_old_name_too(started: Telemetry) -> None:
+    for name in ("tokenbatch.expired", "tokenbatch.generate.engine.tokens", "tokenbatch.tokens", "gen_ai.tokens"):
+        started.buffer.counter(name, "{query}", "counted").add(3)
+    _, text = get(started, "/metrics")
+    assert {line for line in text.splitlines() if line.endswith(" 3.0")} == {
+        "tokenbatch_expired_total 3.0",
+        "embed_expired_total 3.0",
+        "tokenbatch_generate_engine_tokens_total 3.0",
+        "generate_engine_tokens_total 3.0",
+        "tokenbatch_tokens_total 3.0",
+        "gen_ai_tokens_total 3.0",
+    }
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/livez", "/readyz", "/wings"])
 def test_a_head_is_that_of_the_get_without_its_body(started: Telemetry, path: str) -> None:
     def asked(method: str) -> tuple[int, str | None, bytes]:
@@ -130,10 +144,10 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 def test_prometheus_and_otlp_show_the_same_figures(collector: Collector) -> None:
     started = telemetry.start(LOCAL, "test-service")
-    duration = started.buffer.histogram("embed.e2e.duration", "s", "latency", (0.1, 1.0))
+    duration = started.buffer.histogram("tokenbatch.e2e.duration", "s", "latency", (0.1, 1.0))
     duration.record_all([0.05, 0.5, 7.0])
     _, text = get(started, "/metrics")
-    assert 'embed_e2e_duration_seconds_bucket{le="1.0"} 2.0' in text
+    assert 'tokenbatch_e2e_duration_seconds_bucket{le="1.0"} 2.0' in text
     with started.tracer.start_as_current_span("receive embed.requests.v1"):
         pass
     assert started.traces
@@ -142,7 +156,7 @@ def test_prometheus_and_otlp_show_the_same_figures(collector: Collector) -> None
     attributes = {pair.key: pair.value.string_value for pair in resources[0].resource.attributes}
     assert (attributes["service.name"], attributes["deployment.environment"]) == ("test-service", "lab")
     metrics = {metric.name: metric for it in resources for scope in it.scope_metrics for metric in scope.metrics}
-    (point,) = metrics["embed.e2e.duration"].histogram.data_points
+    (point,) = metrics["tokenbatch.e2e.duration"].histogram.data_points
     assert list(point.bucket_counts) == [1, 1, 1]
     assert (point.count, point.sum, point.min, point.max) == (3, 7.55, 0.05, 7.0)
     assert collector.spans == ["receive embed.requests.v1"]

@@ -73,12 +73,12 @@ def test_a_batch_shows_its_size_its_fill_and_its_reason() -> None:
     buffer = MetricsBuffer()
     exercised(Metrics(buffer))
     shown = points(buffer)
-    assert shown["embed.batch.fill_ratio"][0].sum == 600 / 640
-    assert shown["embed.batch.tokens"][0].sum == 600
-    assert shown["embed.batch.queries"][0].sum == 60
-    assert shown["embed.batch.sends"][0].attributes == {"replica": "a:1", "reason": "full"}
-    assert shown["embed.engine.duration"][0].sum == 0.02
-    assert shown["embed.engine.idle"][0].value == 0.001
+    assert shown["tokenbatch.batch.fill_ratio"][0].sum == 600 / 640
+    assert shown["tokenbatch.batch.tokens"][0].sum == 600
+    assert shown["tokenbatch.batch.queries"][0].sum == 60
+    assert shown["tokenbatch.batch.sends"][0].attributes == {"replica": "a:1", "reason": "full"}
+    assert shown["tokenbatch.engine.duration"][0].sum == 0.02
+    assert shown["tokenbatch.engine.idle"][0].value == 0.001
 
 
 def test_a_generation_shows_its_tokens_duration_and_time_between_tokens() -> None:
@@ -121,12 +121,15 @@ def test_answers_are_counted_by_code_and_the_late_ones_apart() -> None:
     metrics.answered("grpc", {Code.OK: 1}, [0.5])
     shown = points(buffer)
     requests = {
-        (point.attributes["source"], point.attributes["code"]): point.value for point in shown["embed.requests"]
+        (point.attributes["source"], point.attributes["code"]): point.value for point in shown["tokenbatch.requests"]
     }
     assert requests == {("kafka", "OK"): 2, ("kafka", "NOT_FOUND"): 1, ("grpc", "OK"): 1}
-    violations = {point.attributes["source"]: point.value for point in shown["embed.slo.violations"]}
+    violations = {point.attributes["source"]: point.value for point in shown["tokenbatch.slo.violations"]}
     assert violations == {"kafka": 1, "grpc": 1}
-    assert {point.attributes["source"]: point.count for point in shown["embed.e2e.duration"]} == {"kafka": 3, "grpc": 1}
+    assert {point.attributes["source"]: point.count for point in shown["tokenbatch.e2e.duration"]} == {
+        "kafka": 3,
+        "grpc": 1,
+    }
 
 
 @in_virtual_time
@@ -135,13 +138,15 @@ async def test_gauges_tell_of_queues_replicas_and_partitions_only_what_is_known(
         found = gauge_values(faked.pipeline.models, BACKLOGS)
         shown = {instrument.name: series for instrument, series in found.items()}
         address, model = DESCRIPTION.address, DESCRIPTION.model
-        assert shown["embed.queue.tokens"] == {(model, name): 0 for name in ("interactive", "default", "background")}
-        assert shown["embed.replica.state"] == {(address, model, "idle"): 1}
-        assert shown["embed.replica.inflight_tokens"] == {(address, model): 0}
-        assert shown["embed.consumer.lag"] == {("t", "3"): 7, ("t", "4"): 0}
-        assert shown["embed.consumer.uncommitted_span"] == {("t", "3"): 2, ("t", "4"): 0}
-        assert shown["embed.consumer.paused"] == {("t", "3"): True, ("t", "4"): False}
-        assert shown["embed.consumer.outranked"] == {("t", "3"): True, ("t", "4"): False}
+        assert shown["tokenbatch.queue.tokens"] == {
+            (model, name): 0 for name in ("interactive", "default", "background")
+        }
+        assert shown["tokenbatch.replica.state"] == {(address, model, "idle"): 1}
+        assert shown["tokenbatch.replica.inflight_tokens"] == {(address, model): 0}
+        assert shown["tokenbatch.consumer.lag"] == {("t", "3"): 7, ("t", "4"): 0}
+        assert shown["tokenbatch.consumer.uncommitted_span"] == {("t", "3"): 2, ("t", "4"): 0}
+        assert shown["tokenbatch.consumer.paused"] == {("t", "3"): True, ("t", "4"): False}
+        assert shown["tokenbatch.consumer.outranked"] == {("t", "3"): True, ("t", "4"): False}
 
 
 @pytest.fixture
@@ -181,13 +186,13 @@ def test_what_alerts_watch_has_a_series_before_anything_happens() -> None:
     metrics = Metrics(buffer)
     metrics.records_lost.add(0, "t")
     shown = points(buffer)
-    assert {point.attributes["code"]: point.value for point in shown["embed.dead_letters"]} == {
+    assert {point.attributes["code"]: point.value for point in shown["tokenbatch.dead_letters"]} == {
         "DATA_LOSS": 0,
         "INTERNAL": 0,
         "INVALID_ARGUMENT": 0,
         "PERMISSION_DENIED": 0,
     }
-    assert [(point.attributes["topic"], point.value) for point in shown["embed.consumer.lost"]] == [("t", 0)]
+    assert [(point.attributes["topic"], point.value) for point in shown["tokenbatch.consumer.lost"]] == [("t", 0)]
 
 
 def test_texts_both_tokenizers_read_are_counted_and_those_that_differ() -> None:
@@ -196,8 +201,8 @@ def test_texts_both_tokenizers_read_are_counted_and_those_that_differ() -> None:
     metrics.tokenizer_checked(1, 0)
     metrics.tokenizer_checked(3, 2)
     shown = points(buffer)
-    assert shown["embed.tokenizer.checks"][0].value == 4
-    assert shown["embed.tokenizer.differences"][0].value == 2
+    assert shown["tokenbatch.tokenizer.checks"][0].value == 4
+    assert shown["tokenbatch.tokenizer.differences"][0].value == 2
 
 
 def test_what_the_intake_counts_reaches_the_metrics() -> None:
@@ -210,7 +215,7 @@ def test_what_the_intake_counts_reaches_the_metrics() -> None:
     metrics.records_lost.add(2, "t")
     metrics.corrupt_batches.add(1, "t")
     shown = points(buffer)
-    assert [point.value for point in shown["embed.consumer.rebalances"]] == [1]
-    assert [point.value for point in shown["embed.commit.failures"]] == [2]
-    assert [(point.attributes["topic"], point.value) for point in shown["embed.consumer.lost"]] == [("t", 7)]
-    assert [(point.attributes["topic"], point.value) for point in shown["embed.consumer.corrupt"]] == [("t", 1)]
+    assert [point.value for point in shown["tokenbatch.consumer.rebalances"]] == [1]
+    assert [point.value for point in shown["tokenbatch.commit.failures"]] == [2]
+    assert [(point.attributes["topic"], point.value) for point in shown["tokenbatch.consumer.lost"]] == [("t", 7)]
+    assert [(point.attributes["topic"], point.value) for point in shown["tokenbatch.consumer.corrupt"]] == [("t", 1)]

@@ -28,4 +28,4 @@ async def test_a_question_asked_twice_is_computed_once(tmp_path: Path) -> None:
                     told.append((answer["data"], response.headers.get("x-tokenbatch-cached")))
         found = metrics(aggregator.metrics_address)
     assert told == [(told[0][0], None), (told[0][0], "1")]
-    assert found.value("embed_cache_lookups_total", result="hit") == 1
+    assert found.value("tokenbatch_cache_lookups_total", result="hit") == 1

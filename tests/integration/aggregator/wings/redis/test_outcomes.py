@@ -30,7 +30,7 @@ from tests.support.until import until
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
 TOO_LONG = Failure(Code.OUT_OF_RANGE, "too long")
-EVENTS = "embed.source.events"
+EVENTS = "tokenbatch.source.events"
 OPERATE = Path("docs/operate.md").read_text(encoding="utf-8")
 
 
@@ -197,8 +197,8 @@ async def test_a_reply_that_its_key_does_not_take_becomes_a_dead_letter(broker: 
         await broker.client.set(broker.out, "no stream")
         await complete(source, requests)
         assert requests[0].code is Code.INTERNAL
-        assert broker.counted("embed.replies.unwritten") == {"refused": 1}
-        assert broker.counted("embed.dead_letters") == {"INTERNAL": 1}
+        assert broker.counted("tokenbatch.replies.unwritten") == {"refused": 1}
+        assert broker.counted("tokenbatch.dead_letters") == {"INTERNAL": 1}
         [(value, fields)] = await broker.letters()
         assert (value, fields["dlt-error-message"]) == (message("q"), b"the reply could not be written: wrong_type")
         assert await broker.unfinished() == 0
@@ -354,7 +354,7 @@ async def test_a_user_with_the_documented_rights_is_enough(own: RedisServer) -> 
         requests = await take(source, 1)
         await complete(source, requests)
         assert requests[0].code is Code.INTERNAL
-        assert broker.counted("embed.replies.unwritten") == {"forbidden": 1}
+        assert broker.counted("tokenbatch.replies.unwritten") == {"forbidden": 1}
     await broker.close()
 
 

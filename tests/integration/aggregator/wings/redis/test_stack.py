@@ -115,7 +115,7 @@ async def test_every_kind_of_entry_has_its_outcome_and_is_counted(
             assert order.results[0].index in {0, 2}
             counted = metrics(running.metrics_address)
             for code, count in (("OK", 4), ("NOT_FOUND", 1), ("DEADLINE_EXCEEDED", 1), ("INVALID_ARGUMENT", 2)):
-                assert counted.value("embed_requests_total", source="redis", code=code) == count
-            assert counted.value("embed_expired_total") == 1
-            assert counted.value("embed_coalesced_total") == 1
-            assert counted.value("embed_dead_letters_total", code="INVALID_ARGUMENT") == 1
+                assert counted.value("tokenbatch_requests_total", source="redis", code=code) == count
+            assert counted.value("tokenbatch_expired_total") == 1
+            assert counted.value("tokenbatch_coalesced_total") == 1
+            assert counted.value("tokenbatch_dead_letters_total", code="INVALID_ARGUMENT") == 1

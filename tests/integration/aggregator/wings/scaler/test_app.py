@@ -113,11 +113,11 @@ class Cluster:
         await until_fresh(lambda: self.lag.reads >= begun)
 
     def value(self, scaler: Scaler) -> float:
-        (found,) = scaler.published.query("embed_required_replicas", {"model": "model"})
+        (found,) = scaler.published.query("tokenbatch_required_replicas", {"model": "model"})
         return found.value
 
     def busy(self, scaler: Scaler) -> float:
-        (found,) = scaler.published.query("embed_aggregator_busy")
+        (found,) = scaler.published.query("tokenbatch_aggregator_busy")
         return found.value
 
 
@@ -153,7 +153,7 @@ async def test_demand_becomes_replicas(cluster: Cluster) -> None:
         await until_fresh(lambda: cluster.value(scaler) == pytest.approx(3100 / 3000))
         cluster.calls_per_s = 30_000.0
         await until_fresh(lambda: cluster.value(scaler) == pytest.approx(30_100 / 3000))
-        assert scaler.published.query("embed_consumer_lag")[0].value == 100
+        assert scaler.published.query("tokenbatch_consumer_lag")[0].value == 100
         assert cluster.busy(scaler) == 0.5
 
 

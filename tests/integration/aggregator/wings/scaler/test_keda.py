@@ -52,7 +52,7 @@ async def operator() -> AsyncIterator[Operator]:
 async def test_from_none_to_one_to_many_and_back(operator: Operator) -> None:
     spec = await operator.stub.GetMetricSpec(reference())
     (metric,) = spec.metricSpecs
-    assert (metric.metricName, metric.targetSize, metric.targetSizeFloat) == ("embed_required_replicas", 1, 1.0)
+    assert (metric.metricName, metric.targetSize, metric.targetSizeFloat) == ("tokenbatch_required_replicas", 1, 1.0)
     for replicas, active in ((0.0, False), (0.2, True), (3.4, True), (0.0, False)):
         operator.show(replicas)
         assert (await operator.stub.IsActive(reference())).result is active
@@ -65,7 +65,7 @@ async def test_from_none_to_one_to_many_and_back(operator: Operator) -> None:
 
 
 async def test_the_stream_tells_at_once_and_at_each_change(operator: Operator) -> None:
-    stream = operator.stub.StreamIsActive(reference(metric="embed_required_replicas"))
+    stream = operator.stub.StreamIsActive(reference(metric="tokenbatch_required_replicas"))
     assert (await stream.read()).result is False
     operator.show(1.0)
     assert (await asyncio.wait_for(stream.read(), 30)).result is True
@@ -81,7 +81,7 @@ async def test_the_stream_tells_at_once_and_at_each_change(operator: Operator) -
 async def test_what_is_stale_is_an_error_to_keda(operator: Operator) -> None:
     operator.now_s = 200.0
     operator.published.trouble = "no aggregator has answered"
-    request = pb.GetMetricsRequest(scaledObjectRef=reference(), metricName="embed_required_replicas")
+    request = pb.GetMetricsRequest(scaledObjectRef=reference(), metricName="tokenbatch_required_replicas")
     for call in (operator.stub.IsActive(reference()), operator.stub.GetMetrics(request)):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call
@@ -91,7 +91,7 @@ async def test_what_is_stale_is_an_error_to_keda(operator: Operator) -> None:
 
 async def test_a_trigger_may_name_metric_and_target(operator: Operator) -> None:
     operator.show(1.0, lag=4321)
-    trigger = reference(metric="embed_consumer_lag", target="500")
+    trigger = reference(metric="tokenbatch_consumer_lag", target="500")
     assert (await operator.stub.GetMetricSpec(trigger)).metricSpecs[0].targetSizeFloat == 500.0
     found = await operator.stub.GetMetrics(pb.GetMetricsRequest(scaledObjectRef=trigger))
     assert found.metricValues[0].metricValueFloat == 4321.0

@@ -183,8 +183,8 @@ async def test_what_http_refuses_fails_and_says_how() -> None:
         await prove(SETTINGS, None, 0.2, http=target)
 
 
-SERIES = "ns/embed_required_replicas?model=m,scaler=s"
-ASKED = "/apis/external.metrics.k8s.io/v1beta1/namespaces/ns/embed_required_replicas"
+SERIES = "ns/tokenbatch_required_replicas?model=m,scaler=s"
+ASKED = "/apis/external.metrics.k8s.io/v1beta1/namespaces/ns/tokenbatch_required_replicas"
 
 
 async def test_a_metric_that_nobody_gives_fails_and_says_whose_the_api_is() -> None:

@@ -101,7 +101,7 @@ def test_a_failed_self_check_leaves_one_task_and_says_so() -> None:
         assert list(said.tasks) == ["embed"]  # its files have the modules of an embedding model
         assert said.degraded == "embeddings and generations cannot share steps: on purpose"
         assert started.event("one task is served")["level"] == "error"
-        assert started.metrics().value("mixed_engine_fallbacks_total") == 1
+        assert started.metrics().value("tokenbatch_mixed_engine_fallbacks_total") == 1
         assert started.embed([[5, 6]]).matrix.any()
         with pytest.raises(grpc.RpcError) as refused:
             generated(started)

@@ -68,12 +68,12 @@ def test_half_an_hour_with_ten_restarts_of_everything(stack: Stack, browser: Bro
             before(event);
         };
     """)
-    queries = totals(stack.aggregator.metrics_address)["embed_batch_queries_sum"]
+    queries = totals(stack.aggregator.metrics_address)["tokenbatch_batch_queries_sum"]
     stack.go_on()
     time.sleep(10)
     stack.pause()
     browser.until("return state.event.lanes.every((lane) => !lane.tokens_out && !lane.sequences)")
-    sent = totals(stack.aggregator.metrics_address)["embed_batch_queries_sum"] - queries
+    sent = totals(stack.aggregator.metrics_address)["tokenbatch_batch_queries_sum"] - queries
     assert sent > 100
     browser.until(f"{SHOWN} >= {sent}")
     assert browser.run(SHOWN) == sent

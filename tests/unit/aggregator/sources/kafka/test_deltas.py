@@ -92,7 +92,9 @@ async def test_parts_that_kafka_refuses_are_counted_and_the_reply_is_written() -
         faked.grow(request, "sea.")
         await faked.end(request)
         assert [each.text for each in faked.written("out")] == ["The sea."]
-        (metric,) = (each for each in faked.buffer.collect().metrics if each.name == "generate.deltas.unwritten")
+        (metric,) = (
+            each for each in faked.buffer.collect().metrics if each.name == "tokenbatch.generate.deltas.unwritten"
+        )
         points: Sequence[Any] = metric.data.data_points
         assert [point.value for point in points] == [2]
 

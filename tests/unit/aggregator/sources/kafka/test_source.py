@@ -81,7 +81,7 @@ async def test_a_reply_that_cannot_be_written_is_what_became_of_its_request(refu
         faked.kafka.refusals["out"] = refusal
         request = await faked.complete(Failure(Code.OUT_OF_RANGE, "too long"), Failure(Code.OUT_OF_RANGE, "too long"))
         assert request.code is Code.INTERNAL
-        assert faked.counted("embed.replies.unwritten") == {reason: 1}
+        assert faked.counted("tokenbatch.replies.unwritten") == {reason: 1}
         await faked.source.delivered()
         assert faked.letter()["dlt-error-code"] == "INTERNAL"
         assert faked.letter()["dlt-error-message"].startswith("the reply could not be written to out: ")
@@ -94,9 +94,9 @@ async def test_a_refusal_that_cannot_be_written_is_counted_as_such() -> None:
         faked.kafka.append(OutgoingRecord("in", 0, b"k", pb.EmbedRequest().SerializeToString(), []))
         receiving = asyncio.create_task(faked.source.receive())
         await asyncio.sleep(1)
-        assert faked.counted("embed.requests") == {"INTERNAL": 1}
-        assert faked.counted("embed.replies.unwritten") == {"forbidden": 1}
-        assert faked.counted("embed.dead_letters") == {"INTERNAL": 1}
+        assert faked.counted("tokenbatch.requests") == {"INTERNAL": 1}
+        assert faked.counted("tokenbatch.replies.unwritten") == {"forbidden": 1}
+        assert faked.counted("tokenbatch.dead_letters") == {"INTERNAL": 1}
         receiving.cancel()
 
 
@@ -355,7 +355,7 @@ async def test_only_a_record_from_the_future_never_expires() -> None:
             faked.kafka.append(OutgoingRecord("in", 0, b"k", REQUEST, expired))
             never += [request.deadline_s == inf for request in await faked.source.receive()]
         assert never == [False, True]
-        assert faked.counted("embed.consumer.ahead") == {"in": 1}
+        assert faked.counted("tokenbatch.consumer.ahead") == {"in": 1}
 
 
 @in_virtual_time

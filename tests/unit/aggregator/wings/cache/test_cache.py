@@ -120,8 +120,8 @@ async def test_what_failed_is_not_kept() -> None:
     async with FakedPipeline(engine, known=caches).started() as faked:
         answer = await faked.embed("13 1")
         assert answer.code is Code.INTERNAL
-    assert caches.value("embed.cache.bytes") == 0
-    assert caches.value("embed.cache.lookups", result="hit") == 0
+    assert caches.value("tokenbatch.cache.bytes") == 0
+    assert caches.value("tokenbatch.cache.lookups", result="hit") == 0
 
 
 @in_virtual_time
@@ -228,8 +228,8 @@ def test_a_flood_of_new_texts_stays_in_its_bytes() -> None:
     for key in range(2000):
         rows_of(cache, key, tenant=f"t{key}")
         assert cache.bytes <= 100_000
-    assert cache.bytes == caches.value("embed.cache.bytes") > 90_000
-    assert caches.value("embed.cache.lookups", result="miss") == 2000
+    assert cache.bytes == caches.value("tokenbatch.cache.bytes") > 90_000
+    assert caches.value("tokenbatch.cache.lookups", result="miss") == 2000
 
 
 def test_generations_are_not_kept() -> None:

@@ -100,7 +100,7 @@ def shown(published: Published, models: dict[str, str]) -> Series:
     return {
         (metric.name, str((point.attributes or {})["model"])): point.value
         for metric in buffer.collect().metrics
-        if metric.name != "embed.scaler.figure"
+        if metric.name != "tokenbatch.scaler.figure"
         for point in metric.data.data_points
         if isinstance(point, NumberDataPoint)
     }
@@ -115,7 +115,7 @@ def test_the_servers_of_a_model_and_of_its_canary_count_together() -> None:
     }
     models = {"minilm": "org/MiniLM", "minilm-canary": "org/MiniLM", "bge": "bge"}
     assert shown(published, models) == {
-        ("embed.required_replicas", "org/MiniLM"): 2.5,
-        ("embed.scaler.input_age", "org/MiniLM"): 5.0,
-        ("embed.scaler.input_age", "bge"): 40.0,
+        ("tokenbatch.required_replicas", "org/MiniLM"): 2.5,
+        ("tokenbatch.scaler.input_age", "org/MiniLM"): 5.0,
+        ("tokenbatch.scaler.input_age", "bge"): 40.0,
     }

@@ -21,7 +21,7 @@ from tests.support.certificates import Authority
 NAME = "scaler.ns.svc"
 MOST = 8
 BASE = "/apis/external.metrics.k8s.io/v1beta1"
-METRIC = f"{BASE}/namespaces/ns/embed_required_replicas"
+METRIC = f"{BASE}/namespaces/ns/tokenbatch_required_replicas"
 
 
 class Server:
@@ -67,7 +67,7 @@ async def test_the_autoscaler_gets_a_list_of_values(server: Server) -> None:
     assert code == 200
     assert answer["kind"] == "ExternalMetricValueList"
     (item,) = answer["items"]
-    assert item["metricName"] == "embed_required_replicas"
+    assert item["metricName"] == "tokenbatch_required_replicas"
     assert item["metricLabels"] == {"scaler": "scaler", "model": "m"}
     assert item["value"] == "2346m"
     assert item["timestamp"].endswith("Z")
@@ -113,7 +113,7 @@ async def test_what_is_stale_is_unavailable_and_says_why(server: Server) -> None
     ("path", "code"),
     [
         (f"{BASE}/namespaces/ns/other", 404),
-        (f"{BASE}/namespaces/other/embed_required_replicas", 404),
+        (f"{BASE}/namespaces/other/tokenbatch_required_replicas", 404),
         (f"{METRIC}?labelSelector=model%3Dx", 404),
         (f"{METRIC}?labelSelector=a%20b", 400),
         ("/apis/nothing", 404),
@@ -143,16 +143,16 @@ async def test_the_figures_of_another_release_come_from_its_own_scaler(
 ) -> None:
     assert neighbour.figures
     base = f"{BASE}/namespaces/{namespace}"
-    code, answer = await server.ask(f"{base}/embed_required_replicas?labelSelector=model%3Dm%2Cscaler%3Db-scaler")
+    code, answer = await server.ask(f"{base}/tokenbatch_required_replicas?labelSelector=model%3Dm%2Cscaler%3Db-scaler")
     assert code == 200
     (item,) = answer["items"]
     assert (item["value"], item["metricLabels"]) == ("5500m", {"model": "m", "scaler": "b-scaler"})
-    _, answer = await server.ask(f"{base}/embed_aggregator_busy?labelSelector=scaler%3Db-scaler")
+    _, answer = await server.ask(f"{base}/tokenbatch_aggregator_busy?labelSelector=scaler%3Db-scaler")
     assert [each["value"] for each in answer["items"]] == ["250m"]
 
 
 async def test_only_the_name_of_a_service_is_followed(server: Server) -> None:
-    code, answer = await server.ask(f"{BASE}/namespaces/other/embed_required_replicas?labelSelector=scaler%3Da.b")
+    code, answer = await server.ask(f"{BASE}/namespaces/other/tokenbatch_required_replicas?labelSelector=scaler%3Da.b")
     assert (code, answer["reason"]) == (404, "NotFound")
     assert "other is another release's namespace" in answer["message"]
 
