@@ -3,7 +3,7 @@ ARGS ?=
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help up install test faults test-cluster bench bench-gpu fuzz fmt lint types wings proto proto-check chart lock clean
+.PHONY: help up install test faults test-cluster bench bench-gpu fuzz fmt lint types wings proto proto-check chart chart-package images release lock clean
 
 ##@ Use
 up: ## Install, start Kafka, a model server and an aggregator, and embed 200 questions (ARGS=--help for the options)
@@ -67,6 +67,16 @@ proto-check: ## Fail if the generated code differs from protos/
 chart: ## Generate the files that follow from settings and values: chart schema, docs, dashboard
 	@.ci/install --dev
 	@$(PY) -m helm.generate
+
+chart-package: ## Package the chart as dist/tokenbatch-VERSION.tgz, with the helm on PATH or the tests' own
+	@.ci/install --dev
+	@$(PY) -m tests.chart.package dist
+
+images: ## Build the images (REGISTRY=my-registry, PUSH=1 to push them, TARGETS="aggregator cpu" for some)
+	@REGISTRY="$(REGISTRY)" PUSH="$(PUSH)" .ci/images
+
+release: ## Fill in a version and the addresses that are left open (ARGS="0.2.0 REPOSITORY SECURITY")
+	@.ci/release $(ARGS)
 
 lock: ## Resolve pyproject.toml into requirements/ (ARGS=--upgrade for newer versions)
 	@.ci/install

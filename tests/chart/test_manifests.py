@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import kubernetes_validate
 import pytest
@@ -25,9 +26,17 @@ def test_the_development_manifests_are_strictly_valid(name: str) -> None:
         kubernetes_validate.validate(each, "1.37", strict=True)
 
 
-def test_the_chart_takes_the_development_values() -> None:
-    done = run(4, "lint", "--strict", str(CHART), "--values", str(DEV / "values.yaml"))
+@pytest.mark.parametrize("file", sorted(CHART.glob("values-*.yaml")), ids=lambda file: file.stem)
+def test_the_chart_takes_the_values_that_it_brings(file: Path) -> None:
+    values = ("--values", str(file), "--set", "kafka.bootstrapServers=kafka:9092")
+    done = run(4, "lint", "--strict", str(CHART), *values)
     assert done.returncode == 0, done.stdout
+    rendered = run(4, "template", "t", str(CHART), *values)
+    objects_of = {each["metadata"]["name"]: each for each in objects(rendered.stdout) if each["kind"] == "Deployment"}
+    (container,) = objects_of["t-tokenbatch-all-minilm-l6-v2"]["spec"]["template"]["spec"]["containers"]
+    on_cpu = file.stem in {"values-cpu", "values-kind"}
+    assert container["image"].endswith("-cpu") is on_cpu
+    assert ("nvidia.com/gpu" in container["resources"]["limits"]) is not on_cpu
 
 
 def test_the_development_broker_is_let_into_the_restricted_namespace() -> None:
