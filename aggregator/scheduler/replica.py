@@ -141,9 +141,7 @@ class Replica:
         self.sibling: Replica | None = None
         self._policy = policy
         self._out: deque[BatchOut] = deque()
-        self._evidence_s = -inf
-        self._replied_s = -inf
-        self._sent_s = -inf
+        self._evidence_s = self._replied_s = self._sent_s = -inf
         self._sharing = 0.0
 
     @property
@@ -152,7 +150,6 @@ class Replica:
 
     @property
     def curve(self) -> Curve | None:
-        """As in `Speed`."""
         return self._speed.curve
 
     @property
@@ -363,7 +360,7 @@ class Replica:
     def _learn(self, out: BatchOut, report: StepReport, now_s: float) -> None:
         """Learn from the engine's step, not from the own batch's size: a step may hold others' batches too."""
         policy = self._policy
-        self._speed.learn(report.step_tokens, report.step_duration_s)
+        self._learn_step(report)
         self._steer(out, report)
         self.most_urgent = min(report.recent_priorities, default=Priority.BACKGROUND)
         self.least_urgent = max(report.recent_priorities, default=Priority.INTERACTIVE)
@@ -382,6 +379,9 @@ class Replica:
         elif report.staged_s > policy.staged_margin_s:
             shorter_s = self.lead_s - policy.lead_decay * (report.staged_s - policy.staged_margin_s)
             self.lead_s = max(policy.min_lead_s, shorter_s)
+
+    def _learn_step(self, report: StepReport) -> None:
+        self._speed.learn(report.step_tokens, report.step_duration_s)
 
     def _steer(self, out: BatchOut, report: StepReport) -> None:
         budget_controller = self.budget_controller

@@ -16,15 +16,10 @@ from aggregator.request.vector import Vector
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.http.errors import FieldError, named, renamed
 from aggregator.sources.http.exchange import MAX_ID_CHARACTERS
+from aggregator.sources.wire.message import PRIORITIES
 from protos.embedding.v1 import embedding_pb2 as pb
 
-PRIORITIES = {
-    "interactive": pb.PRIORITY_INTERACTIVE,
-    "default": pb.PRIORITY_DEFAULT,
-    "background": pb.PRIORITY_BACKGROUND,
-}
 AskedPriority = int | Literal["interactive", "default", "background"] | None
-_NUMBERS = {priority: PRIORITIES[priority.name.lower()] for priority in Priority}
 
 
 def priority_of(asked: AskedPriority, default: Priority) -> pb.Priority:
@@ -32,8 +27,8 @@ def priority_of(asked: AskedPriority, default: Priority) -> pb.Priority:
     if not asked:
         return pb.PRIORITY_UNSPECIFIED
     if isinstance(asked, str):
-        return PRIORITIES[asked]
-    return _NUMBERS[Priority.INTERACTIVE if asked < 0 else max(default, Priority(min(asked, Priority.BACKGROUND)))]
+        return PRIORITIES[Priority[asked.upper()]]
+    return PRIORITIES[Priority.INTERACTIVE if asked < 0 else max(default, Priority(min(asked, Priority.BACKGROUND)))]
 
 
 def checked_id(request_id: str | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from math import inf
 from typing import Any, TypeVar, cast
@@ -28,11 +28,13 @@ _MARKS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
 """The bytes that begin one or more Python objects: a string, an object, an array."""
 _MARKS_PER_INPUT = 5  # {"tokenIds": {"ids": []}}
 OTHER_MARKS = 4096  # a request has fewer than 64 besides its inputs; the rest is for ids that are written as strings
-_PRIORITIES: dict[int, Priority] = {
-    pb.PRIORITY_INTERACTIVE: Priority.INTERACTIVE,
-    pb.PRIORITY_DEFAULT: Priority.DEFAULT,
-    pb.PRIORITY_BACKGROUND: Priority.BACKGROUND,
+PRIORITIES: Mapping[Priority, pb.Priority] = {
+    Priority.INTERACTIVE: pb.PRIORITY_INTERACTIVE,
+    Priority.DEFAULT: pb.PRIORITY_DEFAULT,
+    Priority.BACKGROUND: pb.PRIORITY_BACKGROUND,
 }
+"""The numbers of the classes in requests."""
+_CLASSES: Mapping[int, Priority] = {number: priority for priority, number in PRIORITIES.items()}
 
 
 def decode_checked(kind: type[M], data: bytes, check: Callable[..., None], *limits: int) -> M:
@@ -154,9 +156,9 @@ def priority_of(value: int, default: Priority) -> Priority:
     """The class of that number, or the default. Raises InvalidRequest."""
     if not value:
         return default
-    priority = _PRIORITIES.get(value)
+    priority = _CLASSES.get(value)
     if priority is None:
         raise InvalidRequest(
-            f"priority {value} is not known: use one of {', '.join(map(pb.Priority.Name, _PRIORITIES))}", "priority"
+            f"priority {value} is not known: use one of {', '.join(map(pb.Priority.Name, _CLASSES))}", "priority"
         )
     return priority
