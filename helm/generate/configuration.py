@@ -30,8 +30,8 @@ lower case:
 In the environment the same setting is `TOKENBATCH_AGGREGATOR_BATCHING__TOKEN_BUDGET=1024`; lists and mappings are JSON
 there. `--help` prints all settings, `--show-settings` those in force, secrets masked. `--check` tries every file,
 folder, port, name, broker, right and server that they name, says in a line each what is wrong and what to do, and exits
-with 1 if anything is. It takes at most five seconds beside the start of the program, and creates nothing. The model
-server's also reads its model's files.
+with 1 if anything is. It takes at most five seconds beside the start of the program, and creates nothing that stays.
+The model server's also reads its model's files.
 
 OpenTelemetry's own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME` and others) apply as well.
 

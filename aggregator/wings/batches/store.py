@@ -65,7 +65,7 @@ class Store:
             options["client_options"] = {"allow_http": True}
         try:
             if url.startswith(_FOLDER):
-                self._store: Any = LocalStore(Path(url.removeprefix(_FOLDER)), mkdir=True)
+                self._store: Any = LocalStore(Path(url.removeprefix(_FOLDER)), mkdir=True, automatic_cleanup=True)
             else:
                 self._store = from_url(url, **options)
         except Exception as error:  # its errors of configuration have no common type
