@@ -84,7 +84,7 @@ PAGES: Sequence[Callable[[AggregatorState], Pages]] = [
     live_pages,
 ]
 """What else the monitoring port shows."""
-STATICS: Sequence[Mapping[str, Callable[[], Static]]] = [
+STATIC_PATHS: Sequence[Mapping[str, Callable[[], Static]]] = [
     OPENAPI,
 ]
 """What the routes over HTTP answer beside requests, the same to everybody."""
@@ -158,7 +158,7 @@ class Aggregator:
             self.sources.append(GrpcSource(settings.grpc, served, SERVICES))
         http: HttpSource | None = None
         if settings.http.bind:
-            self.sources.append(http := HttpSource(settings.http, settings.grpc.tls, served, ROUTES, STATICS))
+            self.sources.append(http := HttpSource(settings.http, settings.grpc.tls, served, ROUTES, STATIC_PATHS))
         extensions = ExtensionParts(http, served, self._ledger.intake, self._pipeline.forget)
         self.sources += filter(None, (extension.open(settings, extensions) for extension in EXTENSIONS))
         meter.sources = self.sources

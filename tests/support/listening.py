@@ -22,7 +22,7 @@ from opentelemetry.sdk.metrics.export import NumberDataPoint
 from aggregator.admission.ledger import MEMORY_BYTES, Ledger
 from aggregator.admission.models import Model, Models
 from aggregator.all_settings import AllSettings
-from aggregator.app import STATICS, authentication_of, make_limits
+from aggregator.app import STATIC_PATHS, authentication_of, make_limits
 from aggregator.model_server import ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
@@ -155,7 +155,7 @@ async def listening(
     pipeline.sources.append(source)
     http = None
     if configured.http.bind:
-        http = HttpSource(configured.http, configured.grpc.tls, served, ROUTES, STATICS)
+        http = HttpSource(configured.http, configured.grpc.tls, served, ROUTES, STATIC_PATHS)
         pipeline.sources.append(http)
     task = asyncio.create_task(pipeline.run())
     await source.prepare(1.0)

@@ -31,13 +31,13 @@ class HttpSource(CallSource):
         tls: TlsSettings,
         served: Served,
         routes: Mapping[str, Form],
-        statics: Sequence[Mapping[str, Callable[[], Static]]] = (),
+        static_paths: Sequence[Mapping[str, Callable[[], Static]]] = (),
     ) -> None:
-        """`routes`, `statics`: see `OpenAIService`. Raises StartError for certificates that cannot be read."""
+        """`routes`, `static_paths`: see `OpenAIService`. Raises StartError for certificates that cannot be read."""
         super().__init__(HTTP, served, served.load.limits.max_inputs)
         calls = HttpCalls(self._batcher, served.give_up, self._callers, served.load, timeout_s=settings.timeout_s)
         self.service = OpenAIService(
-            calls, served.models, served.tracing, routes, statics, trusts_token_ids=settings.trusts_token_ids
+            calls, served.models, served.tracing, routes, static_paths, trusts_token_ids=settings.trusts_token_ids
         )
         closed, most = served.load.metrics.http_closed, served.load.limits.max_connections
         self._connections = Connections(most, lambda why: closed.add(1, HttpClosed(why)))

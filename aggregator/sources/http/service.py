@@ -148,11 +148,11 @@ class OpenAIService(Service):
         models: Models,
         tracing: Tracing,
         routes: Mapping[str, Form],
-        statics: Sequence[Mapping[str, Callable[[], Static]]] = (),
+        static_paths: Sequence[Mapping[str, Callable[[], Static]]] = (),
         *,
         trusts_token_ids: bool,
     ) -> None:
-        """`routes`: each is a POST, beside those of embeddings and generations; `statics`: what paths answer to GET."""
+        """`routes`: each is a POST, beside those of embeddings and generations; `static_paths`: answers to GET."""
         self.calls = calls
         self._telemetry = CallTelemetry(tracing, calls.load.metrics)
         self._models = models
@@ -176,8 +176,8 @@ class OpenAIService(Service):
             "/v1/models": ("GET", self._list_models),
             "/health": ("GET", self._health),
         }
-        self._statics = {path: read for each in statics for path, read in each.items()}
-        self._routes |= dict.fromkeys(self._statics, ("GET", self._send_static))
+        self._static_paths = {path: read for each in static_paths for path, read in each.items()}
+        self._routes |= dict.fromkeys(self._static_paths, ("GET", self._send_static))
 
     @override
     def exchange(self, transport: asyncio.Transport, on_answered: Callable[[], None]) -> HttpExchange:
@@ -235,7 +235,7 @@ class OpenAIService(Service):
         if exchange.method != method and (method, exchange.method) != ("GET", "HEAD"):
             message = f"{path} takes {method}, not {exchange.method}"
             raise HttpError(405, "method_not_allowed", message, allow="GET, HEAD" if method == "GET" else method)
-        if path != "/health" and path not in self._statics:
+        if path != "/health" and path not in self._static_paths:
             self.calls.enter(exchange)
         if method == "GET":
             serve(exchange)
@@ -433,7 +433,7 @@ class OpenAIService(Service):
         exchange.answer(200, msgspec.json.encode(found[0]), {})
 
     def _send_static(self, exchange: HttpExchange) -> None:
-        sent = self._statics[exchange.path]()
+        sent = self._static_paths[exchange.path]()
         exchange.answer(200, sent.body, sent.headers)
 
     def _health(self, exchange: HttpExchange) -> None:
