@@ -9,7 +9,7 @@ import pytest
 from aggregator.pipeline.demand_meter import _RECENT_TOKENS, DemandMeter  # pyright: ignore[reportPrivateUsage]
 from aggregator.reports.demand import DemandReport
 from aggregator.request.generation import Generation
-from aggregator.request.request import Backlog, Held
+from aggregator.request.request import Backlog, Held, Paced
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.rates import ArrivalPolicy
 from aggregator.scheduler.work_item import Task
@@ -56,6 +56,30 @@ def metered(clock: ManualClock, window_s: float = 15.0) -> tuple[FakedPipeline, 
     """A pipeline whose demand is measured by hand."""
     faked = FakedPipeline()
     return faked, DemandMeter(faked.pipeline.models, policy=ArrivalPolicy(window_s=window_s), clock=clock)
+
+
+class HourlySource(FakeSource):
+    """Its requests have hours."""
+
+    def paced(self, model: str) -> Paced | None:
+        return Paced(3.0, 40.0) if model == MODEL else None
+
+
+@in_virtual_time
+async def test_a_source_that_has_hours_asks_for_its_pace_alone() -> None:
+    clock = ManualClock(1000.0)
+    faked, meter = metered(clock, window_s=1e6)
+    source = HourlySource("batches", refusable=False)
+    meter.sources = [source]
+    requests = [faked.request("1"), faked.request("2", source=source)]
+    for request, tokens in zip(requests, (60, 50), strict=True):
+        meter.arrived(request.source.name, [request])
+        request.hold(Held(faked.model.admission, *_NOWHERE), tokens)
+    meter.counted(faked.model, requests)
+    clock.now_s += 10.0
+    told = meter.of(faked.model)
+    assert told.other_tokens_per_s == pytest.approx(60 / 10 + 3.0, rel=0.001)
+    assert told.held_tokens == 60 + 50 - 40
 
 
 @in_virtual_time
