@@ -11,6 +11,7 @@ import pytest
 
 from loadtest.stack.jars import kafka_classpath
 from loadtest.stack.kafka import KafkaBroker
+from tests.chart.package import packaged
 from tests.cluster import images
 from tests.cluster import keda as keda_on_cluster
 from tests.cluster.kafka_on_node import kafka_on_node
@@ -97,7 +98,7 @@ def new_release(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) ->
     create_namespace()
 
     def new(values: dict[str, Any], *, version: int = 4) -> Release:
-        return Release(folder, values, version)
+        return Release(folder, values, version, chart=packaged(folder, version))
 
     yield new
     kube("delete", "apiservice", "v1beta1.external.metrics.k8s.io", "--ignore-not-found")
