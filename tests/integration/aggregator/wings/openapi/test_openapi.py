@@ -28,7 +28,7 @@ DOCUMENT = json.loads(FILE.read_text(encoding="utf-8"))
 GENERATES = {"/v1/completions", "/v1/chat/completions"}
 RANKED = {path for path in POSTS if any(word in path for word in ("rank", "score", "classify"))}
 EMBEDS = {*POSTS} - GENERATES - RANKED
-_TOGETHER = {
+_TOGETHER: dict[str, dict[str, Any]] = {
     "inputs": {"texts": None},
     "queries": {"text_1": None, "text_2": None, "documents": ["a text", "another"]},
     "documents": {"text_1": None, "text_2": None, "queries": "a text"},
