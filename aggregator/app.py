@@ -10,6 +10,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
 
+from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.known_rows import KnownRows
 from aggregator.admission.ledger import INTAKE_SHARE, Ledger
 from aggregator.admission.limits import AdmissionLimits
@@ -28,7 +29,6 @@ from aggregator.reports.demand import DemandReport, DemandServer
 from aggregator.reports.gauges import GAUGES, OnLoop, gauge_values
 from aggregator.reports.state import AggregatorState
 from aggregator.request.request import GRPC, HTTP, Backlog, Source
-from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.queue import QueuePolicy

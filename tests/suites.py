@@ -151,6 +151,7 @@ def _marked(name: str, expression: str, *needs: Need) -> Suite:
 
 PURE = (
     "aggregator.scheduler",
+    "aggregator.admission.bounds",
     "aggregator.admission.ledger",
     "aggregator.admission.quotas",
     "aggregator.sources.kafka.answered",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
+from aggregator.admission.bounds import Admission
 from aggregator.admission.known_rows import Input
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
@@ -17,7 +18,6 @@ from aggregator.errors import Code
 from aggregator.request.kind import Counted
 from aggregator.request.request import Failure, Held, Request
 from aggregator.request.vector import Vector
-from aggregator.scheduler.bounds import Admission
 from aggregator.scheduler.queue import TokenQueue
 from aggregator.scheduler.work_item import ID_BYTES, Query
 from aggregator.tokenizers.counting import CALL_CHARACTERS

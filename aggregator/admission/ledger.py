@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from aggregator.scheduler.bounds import FACTOR, SharedBound
+from aggregator.admission.bounds import FACTOR, SharedBound
 
 Holders = tuple[str, ...]
 """Whose shares a reservation counts against: a tenant, a connection."""

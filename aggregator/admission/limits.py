@@ -12,10 +12,10 @@ import random
 from collections.abc import Callable, Collection
 from math import inf
 
+from aggregator.admission.bounds import Admission, Bound
 from aggregator.admission.quotas import Quotas
 from aggregator.errors import Code, Overloaded, TokenbatchError
 from aggregator.request.request import Failure, Request
-from aggregator.scheduler.bounds import Admission, Bound
 from aggregator.scheduler.dispatcher import Dispatcher
 from aggregator.scheduler.generating_replica import first_token_in_s
 from aggregator.scheduler.replica import Replica

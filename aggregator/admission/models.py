@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import inf
 
+from aggregator.admission.bounds import Admission
 from aggregator.admission.known_rows import KnownRows
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.pending import Pending
 from aggregator.errors import UnknownModel, shown
 from aggregator.model_server import ModelServer, ServerDescription
 from aggregator.request.request import Request
-from aggregator.scheduler.bounds import Admission
 from aggregator.scheduler.budget import NewServiceLevel, StepLimits
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica

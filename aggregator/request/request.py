@@ -6,12 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from sys import getsizeof
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from aggregator.errors import Code, InvalidRequest, TokenbatchError
 from aggregator.request.generation import Generation
 from aggregator.request.vector import Vector
-from aggregator.scheduler.bounds import Admission
 from aggregator.scheduler.budget import ServiceLevel
 from aggregator.scheduler.queue import TokenQueue
 from aggregator.scheduler.work_item import ID_BYTES, Priority, Query, Task
@@ -21,11 +20,19 @@ if TYPE_CHECKING:
     from aggregator.request.kind import Kind
 
 
+class TokenAccount(Protocol):
+    """Counts the tokens that are held; a Protocol, because `aggregator.admission.bounds` is a layer above."""
+
+    def charge(self, token_count: int, tenant: str = "", *, refusable: bool) -> None: ...
+
+    def release(self, token_count: int, tenant: str = "", *, refusable: bool) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
     """Where requests that were queued together, at `queued_s`, are counted."""
 
-    admission: Admission
+    admission: TokenAccount
     queue: TokenQueue
     slo: ServiceLevel | None
     queued_s: float

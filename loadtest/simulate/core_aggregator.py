@@ -10,7 +10,7 @@ from math import inf
 
 from typing_extensions import override
 
-from aggregator.scheduler.bounds import Admission, AdmissionPolicy
+from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget import BudgetController, ServiceLevel, StepLimits
 from aggregator.scheduler.curve import Curve
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy

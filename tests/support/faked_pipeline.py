@@ -10,6 +10,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.known_rows import KnownRows
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.models import Model, Models
@@ -21,7 +22,6 @@ from aggregator.pipeline.pipeline import Pipeline
 from aggregator.request import request as requests
 from aggregator.request.request import Defaults, Failure, Receive, Request
 from aggregator.request.vector import Vector
-from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget import NewServiceLevel
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.dispatcher import DispatchPolicy

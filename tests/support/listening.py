@@ -19,6 +19,7 @@ import pytest
 from google.protobuf.message import Message
 from opentelemetry.sdk.metrics.export import NumberDataPoint
 
+from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.ledger import MEMORY_BYTES, Ledger
 from aggregator.admission.models import Model, Models
 from aggregator.all_settings import AllSettings
@@ -29,7 +30,6 @@ from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.pipeline import Pipeline
 from aggregator.registry import ROUTES, SERVICES
 from aggregator.request.request import Request
-from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
 
+from aggregator.admission.bounds import Address
 from aggregator.admission.ledger import Holders
 from aggregator.errors import InvalidRequest
 from aggregator.request.request import Defaults, checked_tenant
-from aggregator.scheduler.bounds import Address
 from aggregator.scheduler.work_item import Priority
 
 _MAX_TENANTS = 4096  # callers may invent tenants

@@ -15,11 +15,11 @@ from math import inf
 
 from typing_extensions import override
 
+from aggregator.admission.bounds import SharedBound
 from aggregator.admission.ledger import MEMORY_BYTES, Holders, Ledger, LedgerFull, Reached, Reservation
 from aggregator.errors import NeverFits, Overloaded
 from aggregator.observability.metrics import Limit, Metrics
 from aggregator.request.request import MAX_INPUTS
-from aggregator.scheduler.bounds import SharedBound
 
 _RESERVE = 16  # a sixteenth of calls and streams is for holders that have none
 _RETRY_AFTER_S = 0.1  # about the time of a call in flight

@@ -8,11 +8,11 @@ from operator import itemgetter
 import grpc
 from typing_extensions import override
 
+from aggregator.admission.bounds import Address
 from aggregator.admission.ledger import Holders
 from aggregator.observability.calls import CallTelemetry
 from aggregator.observability.metrics import Limit
 from aggregator.request.request import Failure
-from aggregator.scheduler.bounds import Address
 from aggregator.sources.grpc.reading import Context, GrpcCalls, RpcService, answering
 from aggregator.sources.grpc.service import EmbeddingsService
 from aggregator.wings.stream.open_stream import OVER, OpenStream

@@ -13,12 +13,12 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from typing_extensions import override
 
+from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.routing import unroute
 from aggregator.errors import Code, InvalidRequest
 from aggregator.pipeline.completion import account
 from aggregator.request.request import MAX_TENANT_CHARACTERS, Defaults, Failure, Held, Options, Request
 from aggregator.request.vector import CompletedBatch, Vector
-from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.budget import BudgetController, ServiceLevel, StepLimits
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.work_item import Priority

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.scheduler.bounds import Address, Admission, AdmissionPolicy, Bound, Full, SharedBound, excess
+from aggregator.admission.bounds import Address, Admission, AdmissionPolicy, Bound, Full, SharedBound, excess
 from aggregator.scheduler.work_item import Priority
 
 INTERACTIVE, DEFAULT, BACKGROUND = Priority

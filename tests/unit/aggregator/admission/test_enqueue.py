@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.enqueue import enqueue
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
@@ -20,7 +21,6 @@ from aggregator.errors import Code, InvalidRequest
 from aggregator.model_server import GenerationCosts
 from aggregator.request.generation import Generation
 from aggregator.request.request import Failure, Options, Request
-from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.replica import ReplicaPolicy, StepReport

@@ -8,13 +8,13 @@ from math import inf
 
 import pytest
 
+from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.app import make_limits
 from aggregator.errors import Code, Overloaded
 from aggregator.request.generation import Generation
 from aggregator.request.request import Failure, Request
-from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica

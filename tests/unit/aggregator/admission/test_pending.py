@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from math import inf
 
+from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.models import Model
 from aggregator.admission.pending import Pending
 from aggregator.request.request import Defaults, Request
-from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.embedding import EMBEDDING
 from aggregator.sources.wire.message import parse

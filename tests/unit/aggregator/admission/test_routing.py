@@ -9,11 +9,11 @@ from unittest.mock import patch
 
 import pytest
 
+from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.models import CALLS_WAIT_S, OTHER_TASK_S, REPLAYS_WAIT_S, Canary, Model, ServedTask
 from aggregator.admission.routing import Routed, route_all
 from aggregator.errors import Code
 from aggregator.request.request import Request
-from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.work_item import Task
 from aggregator.sources.embedding import Embedding
 from tests.support.fake_source import KAFKA

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Model, Models
 from aggregator.model_server import GenerationCosts
 from aggregator.replicas.discovery import Target
 from aggregator.reports.state import AggregatorState
 from aggregator.request.request import Backlog
-from aggregator.scheduler.bounds import Admission, AdmissionPolicy
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.replica import ReplicaPolicy
