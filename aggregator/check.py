@@ -37,7 +37,8 @@ async def check(settings: AggregatorSettings) -> int:
     if kafka.enabled:
         name = f"kafka {kafka.bootstrap_servers}"
         work.append(findings.within(_broker(findings, name, check_kafka(kafka, PATIENCE_S)), name))
-    for name, tried in filter(None, (each.check(settings, PATIENCE_S - 1.0) for each in (*BROKERS, *EXTENSIONS))):
+    checks_of = [each.check for each in BROKERS] + [each.check for each in EXTENSIONS]
+    for name, tried in filter(None, (check_of(settings, PATIENCE_S - 1.0) for check_of in checks_of)):
         work.append(findings.within(_broker(findings, name, tried), name))
     for place, model in enumerate(settings.models):
         for number, address in enumerate(model.servers):
