@@ -246,7 +246,8 @@ class Server:
 
     def _announce(self) -> None:
         self._serving.description = self._described()
-        facts = self._serving.description.facts
+        facts, peak = self._serving.description.facts, self._settings.engine.peak_tflops
+        self._metrics.utilisation.per_token = facts.operations_per_token / (1e12 * peak) if peak else 0.0
         _log.info(
             "serving",
             extra={"stage": "serving", "port": self._port, "model": self._settings.served_name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 
 import grpc
@@ -18,6 +19,28 @@ _IDLE_BOUNDS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05,
 
 
 _QUEUED = Instrument("tokenbatch.engine.queued_tokens", "{token}", "tokens that wait for the engine")
+_MFU = Instrument("tokenbatch.engine.mfu", "1", "matrix operations of recent steps, as a share of what the device could compute")
+_RECENT = 64  # steps
+
+
+class Utilisation:
+    """The share of a device's operations that steps used in their time (model FLOPs utilisation, MFU)."""
+
+    def __init__(self) -> None:
+        self.per_token = 0.0
+        """Seconds that the device at its peak takes for a token's operations; 0: not known."""
+        self._steps: deque[tuple[int, float]] = deque(maxlen=_RECENT)
+
+    def step(self, tokens: int, duration_s: float) -> None:
+        self._steps.append((tokens, duration_s))
+
+    def values(self) -> Mapping[Labels, float]:
+        """Of the last 64 steps; empty where it is not known. Any thread."""
+        steps = tuple(self._steps)
+        busy_s = sum(duration_s for _, duration_s in steps)
+        if not self.per_token or not busy_s:
+            return {}
+        return {(): self.per_token * sum(tokens for tokens, _ in steps) / busy_s}
 
 
 class Metrics:
@@ -26,6 +49,7 @@ class Metrics:
     def __init__(self, buffer: MetricsBuffer, queued_tokens: Callable[[], int], task: Task) -> None:
         """`queued_tokens` is read at each collection, on the collector's thread; `task`: of the batches."""
         self._task = task.value
+        self.utilisation = Utilisation()
         self._duration = buffer.histogram(
             "tokenbatch.engine.duration", "s", "time of one engine step", DURATION_BOUNDS_S, "composition", "task"
         )
@@ -61,9 +85,9 @@ class Metrics:
         )
 
         def read() -> Mapping[Instrument, Mapping[Labels, float]]:
-            return {_QUEUED: {(): queued_tokens()}}
+            return {_QUEUED: {(): queued_tokens()}, _MFU: self.utilisation.values()}
 
-        buffer.gauges((_QUEUED,), read)
+        buffer.gauges((_QUEUED, _MFU), read)
 
     def step(self, report: StepReport) -> None:
         composition = report.composition.value
@@ -71,6 +95,7 @@ class Metrics:
         self._tokens.record(report.tokens, composition, self._task)
         self._idle.record(report.idle_before_s)
         self._queries.add(report.queries, self._task)
+        self.utilisation.step(report.tokens, report.duration_s)
         self._batches.add(report.batches)
 
     def failed_step(self, composition: Composition, duration_s: float) -> None:

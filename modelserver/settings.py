@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from k8s.pod.addresses import Bind
 from k8s.pod.settings import Group
@@ -73,6 +73,11 @@ class EngineSettings(Group):
         gt=0.0,
         le=1.0,
         description="this server's share of the GPU's memory, where several servers have one GPU between them",
+    )
+    peak_tflops: PositiveFloat | None = Field(
+        default=None,
+        description="what the device computes at most, in 1e12 dense matrix operations a second of this dtype, as its"
+        " data sheet says: then tokenbatch.engine.mfu tells which share of it steps use",
     )
     graphs: Literal["auto", "off"] = Field(
         default="off",

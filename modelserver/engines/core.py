@@ -115,6 +115,7 @@ class CoreEngine:
             scoring=scoring,
             pools_spans=self.modules is not None and self.modules.pools_spans,
             rectified=self.modules is not None and self.modules.rectified,
+            operations_per_token=_operations(core),
             max_input_tokens=min(facts.max_input_tokens, longest or facts.max_input_tokens),
             step_token_capacity=step_tokens,
             step_query_capacity=step_queries,
@@ -228,6 +229,13 @@ def check(options: LoadOptions) -> VllmConfig:
                 f" {model.model}"
             )
     return config
+
+
+def _operations(core: EngineCore) -> float:
+    """Two for each weight of a matrix that a token is multiplied with; 0 if the model is in other processes."""
+    runner = runner_of(core)
+    named = [] if runner is None else runner.model.named_parameters()
+    return 2.0 * sum(each.numel() for name, each in named if each.ndim > 1 and "embed" not in name)
 
 
 def _check_kind(config: VllmConfig, scoring: Scoring | None) -> None:

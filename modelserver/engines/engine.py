@@ -100,7 +100,7 @@ class EngineFacts:
     each of at most `context_tokens`, whose keys and values take at most `kv_tokens` tokens. `dimensions`: floats of a
     query's row; 0 if it only generates. `scoring`: of a model that ranks or classifies. `capture_sizes`: tokens of the
     steps that it has CUDA graphs for; it pads a smaller one to the next. `pools_spans`: it takes `Spans`. `rectified`:
-    ReLU makes its vectors.
+    ReLU makes its vectors. `operations_per_token`: of its matrices, attention left out; 0: not known.
     """
 
     kind: str
@@ -121,6 +121,7 @@ class EngineFacts:
     scoring: Scoring | None = None
     pools_spans: bool = False
     rectified: bool = False
+    operations_per_token: float = 0.0
 
     @property
     def gives_zeros(self) -> bool:

@@ -27,7 +27,7 @@ def test_options_of_vllm_are_a_mapping_in_the_environment(monkeypatch: pytest.Mo
             'it is vLLM\'s: give it in engine.vllm_options, as {"tensor_parallel_size": …}',
         ),
         ("ENGINE__KNID", f"did you mean {ENV_PREFIX}ENGINE__KIND?"),
-        ("ENGINE__COLOUR", "engine has kind, dtype, step_tokens, gpu_share, graphs, vllm_options"),
+        ("ENGINE__COLOUR", "engine has kind, dtype, step_tokens, gpu_share, peak_tflops, graphs, vllm_options"),
     ],
 )
 def test_a_name_of_vllm_or_tei_leads_to_its_setting_here(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,4 +42,4 @@ def test_help_says_every_setting_its_choices_and_its_default() -> None:
     assert f"{ENV_PREFIX}ENGINE__DTYPE  <auto|float32|bfloat16|float16>  [default auto]" in text
     assert f"{ENV_PREFIX}MODEL__PATH  <text>  [default empty]" in text
     assert f'{ENV_PREFIX}PROFILE  <mapping>  [default {{"enabled": true,' in text
-    assert text.count(ENV_PREFIX) == 19
+    assert text.count(ENV_PREFIX) == 20
