@@ -19,7 +19,7 @@ _IDLE_BOUNDS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05,
 
 
 _QUEUED = Instrument("tokenbatch.engine.queued_tokens", "{token}", "tokens that wait for the engine")
-_MFU = Instrument("tokenbatch.engine.mfu", "1", "matrix operations of recent steps, as a share of what the device could compute")
+_MFU = Instrument("tokenbatch.engine.mfu", "1", "matrix operations of recent steps, as a share of the peak")
 _RECENT = 64  # steps
 
 
