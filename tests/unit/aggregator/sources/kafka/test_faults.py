@@ -43,7 +43,7 @@ async def test_a_partition_that_nobody_can_read_waits_where_it_is() -> None:
 
 
 @in_virtual_time
-async def test_what_is_read_by_hand_is_kept_and_what_it_stands_for_is_counted_lost() -> None:
+async def test_what_is_read_by_hand_is_kept_and_its_records_count_as_lost() -> None:
     record = RawRecord(TP.topic, TP.partition, 10, -1, None, b"batch", (), "it cannot be decoded")
     partition, good, metrics = await handled(by_hand(Decoded([record], 20, lost=10)))
     assert good is partition
