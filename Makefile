@@ -64,7 +64,7 @@ proto-check: ## Fail if the generated code differs from protos/
 	@.ci/install --dev
 	@.ci/proto --check
 
-chart: ## Generate the files that follow from settings and values: chart schema, docs, dashboard
+chart: ## Generate the files that follow from others: chart schema, docs, dashboard, the page's runbook
 	@.ci/install --dev
 	@$(PY) -m helm.generate
 
