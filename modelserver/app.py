@@ -32,7 +32,7 @@ from modelserver.service.servicer import ModelServerServicer, Serving
 from modelserver.service.tracing import batch_spans, no_span
 from modelserver.settings import ModelServerSettings
 from modelserver.startup import EngineStart, keep_profile, queue_bounds
-from modelserver.watch import Watch
+from modelserver.watch import PhaseWatchdog
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 
@@ -83,7 +83,7 @@ class Server:
         self._stop_when_measured = False
         self._failure: Exception | None = None
         self._loop = asyncio.get_running_loop()
-        self._watch = Watch()
+        self._watch = PhaseWatchdog()
         self._start = EngineStart(
             settings, files, ENGINE_WINGS, lambda: self._metrics.fallbacks.add(1), self._launched, self._watch
         )

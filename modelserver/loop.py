@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from modelserver.engines.engine import EngineFacts
 from modelserver.errors import DeviceLost, EngineBroken
-from modelserver.watch import Phase, Watch
+from modelserver.watch import Phase, PhaseWatchdog
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class EngineLoop(Generic[E]):
         build: Callable[[], E],
         steps: Steps[E],
         on_state: StateEvent,
-        watch: Watch,
+        watch: PhaseWatchdog,
     ) -> None:
         """`build` makes the engine, on the engine's thread, at the start and, on a CPU, again after it broke."""
         self._build = build

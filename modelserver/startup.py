@@ -20,7 +20,7 @@ from modelserver.profile.threads import measure_threads
 from modelserver.scheduler.queued_batch import MergeLimits
 from modelserver.scheduler.step_queue import QueueBounds
 from modelserver.settings import ModelServerSettings
-from modelserver.watch import Phase, Watch
+from modelserver.watch import Phase, PhaseWatchdog
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class EngineStart:
     wings: EngineWings
     on_fallback: Callable[[], None]
     count_launch: CountLaunch
-    watch: Watch
+    watch: PhaseWatchdog
     facts: EngineFacts | None = field(default=None, init=False)
     profile: Profile | None = field(default=None, init=False)
     """The profile of a model that embeds; its `backlog_tokens` are measured later, through the server."""

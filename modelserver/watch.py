@@ -26,7 +26,7 @@ TIMEOUTS_S: dict[str, float] = {
 """After each of these the process ends with exit code 1: an engine that hangs does not recover."""
 
 
-class Watch:
+class PhaseWatchdog:
     """Entered on the engine's thread, read on any other."""
 
     def __init__(

@@ -65,25 +65,25 @@ class DirectEngine:
         queries = [each.tolist() for each in np.split(token_ids, bounds[1:-1])] if self._modules.prompts else []
         rows = self._modules.rows(lengths, queries, spans)
         layout = Layout(token_ids, lengths, bounds, positions, rows, types)
-        return DirectStep(self, layout, self.place(layout) if self._builds_ahead else None)
+        return DirectStep(self, layout, self.to_device(layout) if self._builds_ahead else None)
 
-    def place(self, layout: Layout) -> PlacedStep:
+    def to_device(self, layout: Layout) -> DeviceStep:
         """Copy to the device and build the attention metadata."""
         with torch.inference_mode():
             bounds_cpu, lengths_cpu = torch.from_numpy(layout.bounds), torch.from_numpy(layout.lengths)
-            bounds, lengths = self._to_device(bounds_cpu), self._to_device(lengths_cpu)
-            positions = self._to_device(torch.from_numpy(layout.positions))
-            types = None if layout.token_types is None else self._to_device(torch.from_numpy(layout.token_types))
+            bounds, lengths = self._copied(bounds_cpu), self._copied(lengths_cpu)
+            positions = self._copied(torch.from_numpy(layout.positions))
+            types = None if layout.token_types is None else self._copied(torch.from_numpy(layout.token_types))
             longest = int(layout.lengths.max())
-            return PlacedStep(
-                token_ids=self._to_device(torch.from_numpy(layout.token_ids)),
+            return DeviceStep(
+                token_ids=self._copied(torch.from_numpy(layout.token_ids)),
                 positions=positions,
                 rows=layout.rows.to(self.device),
                 token_types=types,
                 attention=self._attention((bounds, lengths), (bounds_cpu, lengths_cpu), positions, longest),
             )
 
-    def forward(self, step: PlacedStep) -> Matrix:
+    def forward(self, step: DeviceStep) -> Matrix:
         """Run the model and pool, all queries at once."""
         with device_errors(), torch.inference_mode():
             return self.finished(self._computed(step).cpu().numpy())
@@ -100,7 +100,7 @@ class DirectEngine:
             segments = inputs.segments.long() if self._modules.needs_segments else None
             rows = Rows(inputs.first.long(), inputs.lengths.clamp(min=1), segments)
             types = inputs.types if self.facts.token_types else None
-            return self._computed(PlacedStep(inputs.token_ids, inputs.positions.long(), rows, types, attention))
+            return self._computed(DeviceStep(inputs.token_ids, inputs.positions.long(), rows, types, attention))
 
     def finished(self, matrix: Matrix) -> Matrix:
         """The engine's rows of those that a forward pass gave: scores of logits, and vectors as they are."""
@@ -112,7 +112,7 @@ class DirectEngine:
         """Whether a graph can hold the forward pass: not where prompts are left out, whose lengths shape it."""
         return not self._modules.prompts
 
-    def _computed(self, step: PlacedStep) -> torch.Tensor:
+    def _computed(self, step: DeviceStep) -> torch.Tensor:
         """Vectors or logits float32 [rows, dimensions], on the device."""
         metadata, slots = step.attention
         typed = {} if step.token_types is None else {"token_type_ids": step.token_types}
@@ -170,7 +170,7 @@ class DirectEngine:
         self._core.close()
         del self._model, self._group, self._modules, self._config  # a reference to the engine does not keep the weights
 
-    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.device, non_blocking=True)
 
 
@@ -197,7 +197,7 @@ class Attention(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedStep:
+class DeviceStep:
     """A step on the device, ready to compute."""
 
     token_ids: torch.Tensor
@@ -209,15 +209,15 @@ class PlacedStep:
 
 @dataclass(frozen=True, slots=True)
 class DirectStep:
-    """One step of the direct engine; on a CPU it is placed when it runs."""
+    """One step of the direct engine; on a CPU its tensors are made when it runs."""
 
     engine: DirectEngine
     layout: Layout
-    placed: PlacedStep | None
+    on_device: DeviceStep | None
 
     def execute(self) -> Matrix:
         with self.engine.threads.of(self.layout.token_ids.size):
-            return self.engine.forward(self.placed or self.engine.place(self.layout))
+            return self.engine.forward(self.on_device or self.engine.to_device(self.layout))
 
 
 def _runner(core: CoreEngine) -> Any:

@@ -19,7 +19,7 @@ from modelserver.scheduler.embedding_steps import EmbeddingSteps
 from modelserver.scheduler.queued_batch import Answer, Composition, MergeLimits, StepReport, Unclaimed
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 from modelserver.service.batch import Batch
-from modelserver.watch import TIMEOUTS_S, Watch
+from modelserver.watch import TIMEOUTS_S, PhaseWatchdog
 from tests.support.fake_step_engine import (
     BLANK,
     BROKEN,
@@ -56,7 +56,7 @@ class LoopOverFakes:
         steps = EmbeddingSteps(
             self.queue, bounds, self.reports.append, self._failed, lambda: self.now_s, unclaimed=self.unclaimed
         )
-        self.watch = Watch({**TIMEOUTS_S, "step": 5.0, "close": 2.0}, lambda: self.now_s)
+        self.watch = PhaseWatchdog({**TIMEOUTS_S, "step": 5.0, "close": 2.0}, lambda: self.now_s)
         self.engine_loop = EngineLoop(self._build, steps, self._on_state, self.watch)
         self.engine_loop.start()
 

@@ -18,10 +18,10 @@ from modelserver.settings import (
     ProfileSettings,
 )
 from modelserver.startup import EngineStart, keep_profile, load_profile
-from modelserver.watch import TIMEOUTS_S, Watch
+from modelserver.watch import TIMEOUTS_S, PhaseWatchdog
 from tests.support.fake_step_engine import FakeStepEngine, facts_of
 
-WATCH = Watch()
+WATCH = PhaseWatchdog()
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_rebuild_that_hangs_is_overdue_as_the_first_load_is(
     tmp_path: Path, files: ModelFiles, engine: FakeStepEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s, overdue = 0.0, list[str | None]()
-    watch = Watch({**TIMEOUTS_S, "load": 1.0}, lambda: now_s)
+    watch = PhaseWatchdog({**TIMEOUTS_S, "load": 1.0}, lambda: now_s)
 
     def build(*_: object) -> Choice:
         nonlocal now_s

@@ -20,7 +20,7 @@ from modelserver.scheduler.embedding_steps import EmbeddingSteps
 from modelserver.scheduler.queued_batch import MergeLimits
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 from modelserver.service.description import Description, describe
-from modelserver.watch import Watch
+from modelserver.watch import PhaseWatchdog
 from tests.support.fake_step_engine import facts_of
 
 FILES = ModelFiles(Path("m"), "r1", {}, "f1", True, "", "", False, (), 1000, 2, 20)
@@ -40,7 +40,7 @@ async def serving(engine: SyntheticEngine) -> AsyncGenerator[tuple[StepQueue, De
 
     bounds = QueueBounds(MergeLimits(FACTS.step_token_capacity, FACTS.step_query_capacity), 10**6)
     steps = EmbeddingSteps(queue, lambda _: bounds, lambda _: None, lambda *_: None)
-    engine_loop = EngineLoop(lambda: engine, steps, show, Watch())
+    engine_loop = EngineLoop(lambda: engine, steps, show, PhaseWatchdog())
     engine_loop.start()
     await ready.wait()
     yield queue, describe("m", FACTS, FILES, PROFILE, "1")

@@ -13,7 +13,7 @@ from typing_extensions import override
 from modelserver.engines.engine import EngineFacts, Task
 from modelserver.engines.synthetic import Poison, synthetic_facts
 from modelserver.loop import EngineLoop, EngineState
-from modelserver.watch import Watch
+from modelserver.watch import PhaseWatchdog
 from modelserver.wings.generation.outbox import Outbox
 from modelserver.wings.generation.step_limits import StepCost, StepLimits, StepTokens
 from modelserver.wings.generation.steps import Abort, GenerationStep, GenerationSteps, Leave, Start
@@ -73,7 +73,7 @@ class Running:
         self.failed = 0
         self.served_again = threading.Event()
         self.work = GenerationSteps(_limits, self.steps.append, self._failed)
-        self.loop = EngineLoop(build, self.work, self._state, Watch())
+        self.loop = EngineLoop(build, self.work, self._state, PhaseWatchdog())
         self.loop.start()
 
     def close(self) -> None:
