@@ -30,6 +30,7 @@ def verdicts(engines: Sequence[Engine], figures: Sequence[Figure]) -> list[str]:
 def _engines(by_model: Mapping[str, Mapping[str, Engine]]) -> Iterator[str]:
     for model, sides in by_model.items():
         core = sides.get(V2)
+        yield from (f"{model}, {side}: {equal_sums(engine)}" for side, engine in sides.items() if engine.lengths)
         if core is None:
             continue
         if V1 in sides:
@@ -66,6 +67,13 @@ def full_graphs(graphed: Engine, direct: Engine) -> str:
     )
     keep = "set engine.graphs to auto by default" if gain >= GRAPHS_PAY else "leave engine.graphs off (ADR 60)"
     return f"graphs are {gain:.2f} × direct at {_JUDGED} tokens ({GRAPHS_PAY:g} wanted): {keep}; {times}"
+
+
+def equal_sums(engine: Engine) -> str:
+    """Whether steps of equal sums of tokens take equally long, however these are divided: what budgets rest on."""
+    times = ", ".join(f"{name} {1e3 * step_s:.2f}" for name, step_s in engine.lengths.items())
+    apart = max(engine.lengths.values()) / min(engine.lengths.values()) - 1.0
+    return f"600 tokens in queries of so many tokens each take ms: {times}: {apart:.0%} apart"
 
 
 def graphs(core: Engine, plain: Engine) -> str:

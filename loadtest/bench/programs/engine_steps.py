@@ -33,6 +33,8 @@ from modelserver.startup import profile_owner, sweep_plan, warm_up
 
 _SEED = 20_240_503
 _STEPS, _TRACED = 9, 3
+_EQUAL, _LENGTHS = 600, (6, 20, 60, 200)
+"""Tokens of steps that are filled by queries of several lengths, all divisors."""
 _LARGE, _SMALL = 8192, 512
 """Rows of the matrices that are multiplied on a GPU and on a CPU."""
 
@@ -60,6 +62,7 @@ def time_steps(settings: ModelServerSettings, files: ModelFiles, totals: Sequenc
         "max_tokens": curve.max_tokens,
         "capture_sizes": curve.capture_sizes,
         "steps": steps,
+        "lengths": lengths(engine, rng),
         "profile": dict(profile.points),
         "flops": flops,
         "bytes_per_s": bytes_per_s,
@@ -84,6 +87,21 @@ def _step(engine: Engine, total: int, rng: np.random.Generator) -> tuple[float, 
             took_s()
     name = "self_cpu_time_total" if engine.facts.on_cpu else "self_device_time_total"
     return step_s, sum(getattr(event, name) for event in traced.key_averages()) / _TRACED / 1e6
+
+
+def lengths(engine: Engine, rng: np.random.Generator) -> dict[str, float]:
+    """Seconds (medians) of steps of 600 tokens, by the tokens of their queries; sides take turns."""
+    facts, times = engine.facts, {"usual": list[float]()}
+    times |= {str(length): list[float]() for length in _LENGTHS if length <= facts.max_input_tokens}
+    for _ in range(_STEPS + 1):
+        for name, found in times.items():
+            ids, mixed = production_mix(_EQUAL, facts, rng)
+            sizes = mixed if name == "usual" else np.full(_EQUAL // int(name), int(name), np.int32)
+            step = engine.prepare(ids, sizes)
+            began_s = time.perf_counter()
+            step.execute()
+            found.append(time.perf_counter() - began_s)
+    return {name: median(found[1:]) for name, found in times.items()}
 
 
 def device_limits(dtype: str) -> tuple[float, float]:

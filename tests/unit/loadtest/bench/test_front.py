@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.bench.gpu.engines import Engine
 from loadtest.bench.gpu.front import Run, Shape, figures, shapes, table
-from loadtest.bench.gpu.verdicts import full_graphs
+from loadtest.bench.gpu.verdicts import equal_sums, full_graphs
 from loadtest.bench.processor import Used
 from loadtest.bench.sides import Turn
 from loadtest.screen import wide
@@ -57,6 +57,11 @@ def test_each_step_adds_aggregators_or_servers_with_and_without_graphs() -> None
         assert {(each.servers, each.aggregators) for each in own} == {(1, 1), (1, 2), (2, 2)}
         assert {each.door for each in own if each.callers == 1} == {"grpc", "http"}
     assert all(each.callers == 1 or each.processes == 2 * each.aggregators for each in found)
+
+
+def test_steps_of_equal_sums_are_compared() -> None:
+    said = equal_sums(Engine("minilm", "direct", lengths={"usual": 0.0021, "6": 0.002, "200": 0.0022}))
+    assert said.endswith("take ms: usual 2.10, 6 2.00, 200 2.20: 10% apart")
 
 
 @pytest.mark.parametrize(
