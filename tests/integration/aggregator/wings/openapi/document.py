@@ -32,6 +32,7 @@ _ROW = re.compile(r"^\| `(\w+)` \| `(.*)` \| (taken|ignored) \| (.*) \|$")
 _DESCRIPTION = (
     "Embeddings, rankings, scores and texts, as the clients of OpenAI, vLLM, Voyage, Cohere and Jina ask for them."
     " docs/http_fields.md lists what becomes of each field, docs/errors.md the errors."
+    " Not described here: /v1/files and /v1/batches, which are OpenAI's own and there where batches.store is set."
 )
 
 
