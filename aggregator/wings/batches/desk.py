@@ -8,13 +8,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from math import inf
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from aggregator.errors import Code, TokenbatchError
 from aggregator.slow_lane import in_slow_lane
 from aggregator.wings.batches.answers import End, Lines
+from aggregator.wings.batches.kept import Kept
 from aggregator.wings.batches.lines import Validator, decoded, lines_of
 from aggregator.wings.batches.objects import (
     HEAD_BYTES,
@@ -78,8 +79,7 @@ class Desk:
         self.now_s = wall_clock
         self._produce = produce
         self._sleep = sleep
-        self._kept: dict[str, tuple[Any, int]] = {}
-        self._kept_bytes = 0
+        self.kept = Kept(_KEPT_BYTES)
         self._reading = asyncio.Semaphore(_READ_AT_ONCE)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._reminded_s: dict[str, float] = {}
@@ -88,8 +88,8 @@ class Desk:
 
     async def load(self, path: str, kind: type[T]) -> T | None:
         """An object of the store; None where there is none."""
-        if (kept := self._kept.get(path)) is not None:
-            return kept[0]  # type: ignore[no-any-return]
+        if (kept := self.kept.get(path)) is not None:
+            return cast("T", kept)
         async with self._reading:
             if kind is Head:
                 data = await self.store.read_slice(path, 0, HEAD_BYTES)
@@ -97,19 +97,9 @@ class Desk:
             else:
                 data = await self.store.read(path)
                 found = msgspec.json.decode(data, type=kind) if data is not None else None
-        if data is not None and path not in self._kept:
-            self._keep(path, found, len(data))
+        if data is not None:
+            self.kept.keep(path, found, len(data))
         return found  # type: ignore[no-any-return]
-
-    def _keep(self, path: str, found: object, size_bytes: int) -> None:
-        self._kept[path] = found, size_bytes
-        self._kept_bytes += size_bytes
-        while self._kept_bytes > _KEPT_BYTES:
-            self._forget(next(iter(self._kept)))
-
-    def _forget(self, path: str) -> None:
-        _, size_bytes = self._kept.pop(path, (None, 0))
-        self._kept_bytes -= size_bytes
 
     async def _create(self, path: str, written: msgspec.Struct) -> bool:
         return await self.store.create(path, msgspec.json.encode(written))
@@ -140,7 +130,7 @@ class Desk:
 
     async def _delete_uploaded(self, folder: str, file_id: str) -> None:
         paths = [meta_path(folder, file_id), data_path(folder, file_id)]
-        self._forget(paths[0])
+        self.kept.forget(paths[0])
         await self.store.delete(paths)
 
     async def file(self, folder: str, file_id: str) -> dict[str, Any] | None:
@@ -160,7 +150,7 @@ class Desk:
         ids = {each.path.split("/")[3] for each in await self.store.list(f"{folder}/files") if _is_meta(each)}
         metas = await asyncio.gather(*(self.uploaded(folder, each) for each in ids))
         shown = [shown_file(meta) for meta in metas if meta is not None]
-        for seen in await self.all_seen(folder):
+        for seen in (await self.all_seen(folder))[0]:
             shown += filter(None, (shown_written(seen, kind) for kind in (Kind.OUTPUT, Kind.ERRORS)))
         return sorted(shown, key=lambda each: (each["created_at"], each["id"]), reverse=True)
 
@@ -192,8 +182,8 @@ class Desk:
             return False
         owner, kind = file_of(file_id) or (file_id, Kind.INPUT)
         if kind is Kind.INPUT:
-            for seen in await self.all_seen(folder):
-                if seen.batch.input_file_id == file_id and not seen.status.is_final:
+            for seen in await self._unfinished(folder):
+                if seen.batch.input_file_id == file_id:
                     raise InUse(f"batch {seen.batch.id} reads this file: cancel the batch first, or wait for its end")
             await self._delete_uploaded(folder, file_id)
             return True
@@ -212,22 +202,34 @@ class Desk:
 
     async def create(self, folder: str, batch: Batch) -> Seen:
         """Begin a batch. Raises QuotaReached."""
-        unfinished = sum(not seen.status.is_final for seen in await self.all_seen(folder))
+        unfinished = len(await self._unfinished(folder))
         if unfinished >= (most := self.settings.max_unfinished):
             raise QuotaReached(f"{unfinished} of your batches are not finished, of {most}: wait for one, or cancel one")
         await self._create(batch_path(folder, batch.id, "batch"), batch)
         await self._produce([Pointer(folder, batch.id)])
         return Seen(batch)
 
-    async def all_seen(self, folder: str) -> list[Seen]:
-        """A tenant's batches, the newest first."""
+    async def _names(self, folder: str) -> dict[str, set[str]]:
+        """The names of the objects of each of a tenant's batches, the newest first."""
         names: dict[str, set[str]] = {}
-        for each in await self.store.list(f"{folder}/batches"):
+        for each in reversed(await self.store.list(f"{folder}/batches")):
             _, _, _, batch_id, name = each.path.split("/", 4)
             names.setdefault(batch_id, set()).add(name)
-        newest = sorted(names, reverse=True)
-        found = await asyncio.gather(*(self._see(folder, each, names[each]) for each in newest))
-        return [seen for seen in found if seen is not None]
+        return names
+
+    async def _unfinished(self, folder: str) -> list[Seen]:
+        names = await self._names(folder)
+        found = [self._see(folder, each, there) for each, there in names.items() if not there & {"result", "errors"}]
+        return [seen for seen in await asyncio.gather(*found) if seen is not None and not seen.status.is_final]
+
+    async def all_seen(self, folder: str, after: str = "", most: int | None = None) -> tuple[list[Seen], bool]:
+        """A tenant's batches behind the one with the id `after`, the newest first; and whether there are more."""
+        names = await self._names(folder)
+        ids = [*names]
+        begin = ids.index(after) + 1 if after in names else 0
+        page = ids[begin:] if most is None else ids[begin : begin + most]
+        found = await asyncio.gather(*(self._see(folder, each, names[each]) for each in page))
+        return [seen for seen in found if seen is not None], begin + len(page) < len(ids)
 
     async def seen(self, folder: str, batch_id: str) -> Seen | None:
         """A batch; None where there is none. Puts right what a crash left behind."""
@@ -305,7 +307,7 @@ class Desk:
                 return
             for chunk in range(len(plan.chunks)):
                 path = part_path(folder, batch.id, chunk)
-                if path not in self._kept and not await self.store.exists(path):
+                if path not in self.kept and not await self.store.exists(path):
                     lines = await self.lines(folder, batch, plan, chunk)
                     await in_slow_lane(partial(lines.end_all, why))
                     await self.store.create(path, lines.part(self.now_s()))

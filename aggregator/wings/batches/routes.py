@@ -226,10 +226,9 @@ class BatchRoutes(Mounted):
 
     async def _list_batches(self, exchange: HttpExchange, folder: str) -> None:
         query = _Query(exchange)
-        batches = [shown_batch(each) for each in await self._desk.all_seen(folder)]
-        self._send(
-            exchange, page_of(batches, query.text("after"), query.number("limit", _USUAL_BATCHES, _MOST_BATCHES))
-        )
+        limit = query.number("limit", _USUAL_BATCHES, _MOST_BATCHES)
+        found, has_more = await self._desk.all_seen(folder, query.text("after"), limit)
+        self._send(exchange, page_of([shown_batch(each) for each in found], "", limit) | {"has_more": has_more})
 
     async def _show_batch(self, exchange: HttpExchange, folder: str, batch_id: str) -> None:
         seen = await self._desk.seen(folder, batch_id) if is_batch(batch_id) else None

@@ -23,8 +23,8 @@ _WAITING_BYTES = 2 * 1024 * 1024
 HELD_BYTES = UPLOADED_AT_ONCE * UPLOAD_BYTES + _WAITING_BYTES
 """What an upload holds of the ledger, whatever its size."""
 _LOOK_AGAIN_S = 0.02
-_SILENT_S = 60.0
-"""The store gives up an upload of which nothing more comes; its connection has ended before."""
+_SILENT_S = 1.0
+"""After a silence it is looked whether the call is over, as one is of which nothing comes."""
 _SLOWEST_BYTES_PER_S, _AFTER_S = 16 * 1024, 30.0
 """Slower uploads are ended after a while: each holds room for more than it sends."""
 _MOST_FIELDS, _MOST_BYTES = 16, 1024
@@ -78,6 +78,7 @@ class Upload(Sink):
         self._field: tuple[str, bytearray] = "", bytearray()
         self._had_file = False
         self._storing = asyncio.create_task(self._store(), name=f"upload {file_id}")
+        self._storing.add_done_callback(_seen)
 
     # The body, as it comes.
 
@@ -133,8 +134,13 @@ class Upload(Sink):
 
     async def _taken(self, left_bytes: int) -> AsyncGenerator[bytes]:
         while True:
-            async with asyncio.timeout(_SILENT_S):
-                data = await self._pieces.get()
+            try:
+                async with asyncio.timeout(_SILENT_S):
+                    data = await self._pieces.get()
+            except TimeoutError:
+                if self._exchange.is_answered or self._exchange.is_gone:
+                    raise ConnectionResetError("the call is over") from None
+                continue
             if data is None:
                 return
             self._waiting_bytes -= len(data)
@@ -191,6 +197,12 @@ class Upload(Sink):
     def _end(self) -> None:
         self._ended = True
         self._pieces.put_nowait(None)
+
+
+def _seen(storing: asyncio.Task[None]) -> None:
+    """Its error is told by whoever waits for it; where nobody does, its call is over."""
+    if not storing.cancelled():
+        storing.exception()
 
 
 def expiry(fields: Mapping[str, str], now_s: float) -> float:

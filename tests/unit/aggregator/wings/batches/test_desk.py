@@ -186,6 +186,19 @@ async def test_a_batch_expires_with_the_parts_that_it_has() -> None:
     assert (seen.status, sum(each.completed for each in seen.parts)) == (Status.EXPIRED, 256)
 
 
+async def test_batches_are_listed_page_by_page_the_newest_first() -> None:
+    office = Office()
+    file_id = await office.file(3)
+    made: list[str] = []
+    for _ in range(3):
+        made.insert(0, (await office.batch(file_id)).id)
+        office.now_s += 1.0
+    first, has_more = await office.desk.all_seen(FOLDER, most=2)
+    assert ([seen.batch.id for seen in first], has_more) == (made[:2], True)
+    rest, has_more = await office.desk.all_seen(FOLDER, made[1], 2)
+    assert ([seen.batch.id for seen in rest], has_more) == (made[2:], False)
+
+
 async def test_a_batch_that_ended_cannot_be_cancelled() -> None:
     office = Office()
     batch = await office.batch(await office.file(3))
@@ -209,7 +222,7 @@ async def test_another_tenants_ids_find_nothing() -> None:
         assert not await desk.delete_file(OTHER, each)
     assert await desk.seen(OTHER, batch.id) is None
     assert await desk.cancel(OTHER, batch.id) is None
-    assert (await desk.files(OTHER), await desk.all_seen(OTHER)) == ([], [])
+    assert (await desk.files(OTHER), await desk.all_seen(OTHER)) == ([], ([], False))
 
 
 async def test_a_tenant_stores_no_more_than_it_may() -> None:
@@ -275,8 +288,9 @@ async def test_what_is_kept_of_the_store_is_bounded() -> None:
     batch = await office.batch(await office.file(3))
     desk = office.another()
     for place in range(40):
-        desk._keep(f"x{place}", None, 1 << 20)  # noqa: SLF001
-    assert desk._kept_bytes <= 16 * 1024 * 1024  # noqa: SLF001
+        desk.kept.keep(f"x{place}", place, 1 << 20)
+    assert desk.kept.size_bytes <= 16 * 1024 * 1024
+    assert (desk.kept.get("x0"), desk.kept.get("x39")) == (None, 39)
     assert isinstance(await desk.plan(FOLDER, batch), Plan)
 
 
