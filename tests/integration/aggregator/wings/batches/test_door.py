@@ -1,0 +1,122 @@
+"""Files over an open HTTP port and a store in memory: what is sent, broken off and listed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import aiohttp
+
+from aggregator.sources.http.listener import HttpSource
+from aggregator.wings.batches.desk import Desk
+from aggregator.wings.batches.objects import Pointer
+from aggregator.wings.batches.routes import BatchRoutes
+from aggregator.wings.batches.settings import BatchesSettings
+from tests.integration.frontdoor.test_http import http_door
+from tests.unit.aggregator.wings.batches.fake_store import FakeStore
+from tests.unit.aggregator.wings.batches.test_lines import line
+
+URL = "/v1/embeddings"
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The routes on an open port; `written` are the records."""
+
+    session: aiohttp.ClientSession
+    store: FakeStore
+    written: list[Pointer]
+
+    async def upload(self, data: bytes, **fields: str) -> tuple[int, Any]:
+        form = aiohttp.FormData({"purpose": "batch", **fields})
+        form.add_field("file", BytesIO(data), filename="a.jsonl")
+        async with self.session.post("/v1/files", data=form) as response:
+            return response.status, await response.json()
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.session.get(path) as response:
+            return response.status, await response.json()
+
+    async def begin(self, file_id: str) -> Any:
+        asked = {"input_file_id": file_id, "endpoint": URL, "completion_window": "24h"}
+        async with self.session.post("/v1/batches", json=asked) as response:
+            return await response.json()
+
+
+@asynccontextmanager
+async def files(**settings: Any) -> AsyncGenerator[Files]:
+    async with http_door() as (door, session):
+        store, written = FakeStore(), list[Pointer]()
+
+        async def produce(pointers: Sequence[Pointer]) -> None:
+            written.extend(pointers)
+
+        desk = Desk(store, BatchesSettings(store="file:///x", **settings), produce)
+        service = next(each.service for each in door.pipeline.sources if isinstance(each, HttpSource))
+        service.mounted.append(BatchRoutes(service.calls, desk, [URL]))
+        yield Files(session, store, written)
+
+
+async def test_a_file_comes_back_as_it_was_sent() -> None:
+    data = line("a") + b"\n" + bytes(range(256)) * 8192
+    async with files() as served:
+        status, file = await served.upload(
+            data, **{"expires_after[anchor]": "created_at", "expires_after[seconds]": "60"}
+        )
+        assert (status, file["bytes"], file["expires_at"] - file["created_at"]) == (200, len(data), 60)
+        async with served.session.get(f"/v1/files/{file['id']}/content") as response:
+            assert (await response.read() == data) is True
+        assert (await served.get("/v1/files?purpose=batch_output"))[1]["data"] == []
+
+
+async def test_a_file_above_the_limit_is_refused_while_it_comes() -> None:
+    async with files(max_file_bytes=MIB) as served:
+        status, answer = await served.upload(b"x" * (MIB + 1000))  # the form as a whole would do
+        assert (status, answer["error"]["code"]) == (413, "file_too_large")
+        await asyncio.sleep(0.1)
+        assert not served.store.kept
+
+
+async def test_a_tenant_that_stores_too_much_is_refused() -> None:
+    async with files(max_stored_bytes=1000) as served:
+        assert (await served.upload(b"x" * 900))[0] == 200
+        status, answer = await served.upload(b"x" * 900)
+        assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert len([path for path in served.store.kept if path.endswith("data")]) == 1
+
+
+async def test_an_upload_that_breaks_off_leaves_nothing() -> None:
+    async with files() as served:
+        host = str(served.session._base_url.authority)  # noqa: SLF001
+        reader, writer = await asyncio.open_connection(*host.split(":"))
+        writer.write(b"POST /v1/files HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n")
+        writer.write(b"content-type: multipart/form-data; boundary=b\r\n\r\n--b\r\n")
+        writer.write(b'content-disposition: form-data; name="file"; filename="a"\r\n\r\nsome')
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.close()
+        del reader
+        assert (await served.upload(line("a")))[0] == 200
+        assert len([path for path in served.store.kept if path.endswith("data")]) == 1
+
+
+async def test_batches_come_page_by_page_and_unknown_paths_are_named() -> None:
+    async with files() as served:
+        _, file = await served.upload(line("a"))
+        made = [(await served.begin(file["id"]))["id"] for _ in range(3)]
+        assert [pointer.batch for pointer in served.written] == made
+        _, first = await served.get("/v1/batches?limit=2")
+        assert (first["has_more"], len(first["data"])) == (True, 2)
+        _, rest = await served.get(f"/v1/batches?limit=2&after={first['last_id']}")
+        assert (rest["has_more"], len(rest["data"])) == (False, 1)
+        assert {each["id"] for each in first["data"] + rest["data"]} == set(made)
+        assert (await served.get("/v1/batches?limit=none"))[0] == 400
+        status, answer = await served.get("/v1/files/a/b/c")
+        assert (status, "/v1/files/{file}/content" in answer["error"]["message"]) == (404, True)
+        async with served.session.delete("/v1/batches") as response:
+            assert (response.status, response.headers["allow"]) == (405, "GET, POST")
