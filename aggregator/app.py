@@ -22,7 +22,7 @@ from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.demand_meter import DemandMeter
 from aggregator.pipeline.pipeline import Pipeline
-from aggregator.registry import KINDS, ROUTES, SERVICES
+from aggregator.registry import DOORS, KINDS, PROGRESS, ROUTES, RUNNERS, SERVICES
 from aggregator.replicas.discovery import Discovery, ReadyAggregators, Target
 from aggregator.replicas.pool import ModelServers
 from aggregator.reports.demand import DemandReport, DemandServer
@@ -30,7 +30,6 @@ from aggregator.reports.gauges import GAUGES, OnLoop, gauge_values
 from aggregator.reports.state import AggregatorState
 from aggregator.request.request import GRPC, HTTP, Backlog, Source
 from aggregator.scheduler.dispatcher import DispatchPolicy
-from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.work_item import Task
 from aggregator.settings.aggregator import AggregatorSettings, GrpcSettings
@@ -130,6 +129,7 @@ class Aggregator:
             limits=make_limits(settings, self._ready_aggregators),
             meter=meter,
             max_unavailable_s=settings.batching.max_unavailable_s,
+            runners=RUNNERS,
         )
         self.sources: list[Source] = self._pipeline.sources
         self._ledger = make_ledger(settings)
@@ -158,7 +158,11 @@ class Aggregator:
             self.sources.append(GrpcSource(settings.grpc, served, SERVICES))
         http: HttpSource | None = None
         if settings.http.bind:
-            self.sources.append(http := HttpSource(settings.http, settings.grpc.tls, served, ROUTES, STATIC_PATHS))
+            self.sources.append(
+                http := HttpSource(
+                    settings.http, settings.grpc.tls, served, ROUTES, doors=DOORS, static_paths=STATIC_PATHS
+                )
+            )
         extensions = ExtensionParts(http, served, self._ledger.intake, self._pipeline.forget)
         self.sources += filter(None, (extension.open(settings, extensions) for extension in EXTENSIONS))
         meter.sources = self.sources
@@ -193,6 +197,7 @@ class Aggregator:
             kinds=KINDS,
             trusts_tenant=not settings.grpc.authenticated,
             envelopes=ENVELOPES,
+            progress=PROGRESS,
             known=self._models.__contains__,
             dimensions=self._models.dimensions,
             metrics=self._metrics,
@@ -209,10 +214,7 @@ class Aggregator:
         replicas = [
             each for revision in served.revisions.values() for each in revision.dispatcher.replicas.in_use.values()
         ]
-        batch_tokens = sum(
-            each.kv_tokens if isinstance(each, GeneratingReplica) else max(each.token_budget, each.largest)
-            for each in replicas
-        )
+        batch_tokens = sum(each.kv_tokens or max(each.token_budget, each.largest) for each in replicas)
         return _CLAIMED_BATCHES * batch_tokens - served.model.admission.total - served.pending.tokens
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -9,15 +9,12 @@ from typing import ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.errors import BatchFailed, Code
 from aggregator.scheduler.curve import Curve
-from aggregator.scheduler.dispatcher import Batch
-from aggregator.scheduler.replica import StepReport
+from aggregator.scheduler.dispatcher import Batch, DispatchPolicy
+from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
 from aggregator.scheduler.work_item import ID_BYTES, Priority, Task
 from aggregator.tokenizers.tokenizer import Tokenizer
-from protos.generation.v1.generation_pb2 import TokenLogprobs
 from protos.modelserver.v1 import modelserver_pb2 as pb
-from protos.modelserver.v1.modelserver_pb2 import Sampling
 
 PRIORITIES: dict[Priority, pb.Priority] = {
     Priority.INTERACTIVE: pb.PRIORITY_INTERACTIVE,
@@ -27,26 +24,27 @@ PRIORITIES: dict[Priority, pb.Priority] = {
 """The classes by their numbers in the wire format."""
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationCosts:
-    """The cost of a step on a server that generates, in seconds, and its capacity.
+class Usage:
+    """What a revision's requests hold beside the tokens of their inputs: by default nothing."""
 
-    A step takes `fixed_s`, plus `per_sequence_s` for each sequence that decodes, plus `per_token_s` for each
-    prompt token.
-    """
+    @property
+    def kv_token_s_per_token(self) -> float:
+        """KV-cache occupancy (tokens × seconds) per token that admission counts."""
+        return 0.0
 
-    fixed_s: float
-    per_sequence_s: float
-    per_token_s: float
-    kv_tokens: int
-    max_sequences: int
+    def expected_tokens(self, details: object) -> int:
+        """The input tokens that would take as long as the rest of a request with these details."""
+        del details
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
 class Details:
     """A server's task, and what only this task's kind knows of the server; here that of a server that embeds.
 
-    `agreed`: the fields of descriptions in which all servers of one revision agree.
+    `agreed`: the fields of descriptions in which all servers of one revision agree. `is_vectors`: whether its rows are
+    vectors. `is_repeatable`: whether equal inputs get equal results. `meets_goal`: whether a latency target sets its
+    token budgets.
     """
 
     task: ClassVar[Task] = Task.EMBED
@@ -59,6 +57,34 @@ class Details:
         "labels",
     )
 
+    is_vectors: ClassVar[bool] = True
+    is_repeatable: ClassVar[bool] = True
+    meets_goal: ClassVar[bool] = True
+
+    @property
+    def sequence_s(self) -> float | None:
+        """The seconds that each of its sequences adds to a step; None: it has no sequences."""
+        return None
+
+    def policy(self, policy: DispatchPolicy) -> DispatchPolicy:
+        """How its revisions' batches are packed and sent."""
+        return policy
+
+    def usage(self) -> Usage:
+        """What a revision of such servers counts, from its first server on."""
+        return Usage()
+
+    def replica(
+        self, description: ServerDescription, budget: int, policy: ReplicaPolicy, usage: Usage
+    ) -> Replica | None:
+        """A server as a revision with this usage sees it; None: as one that gives rows."""
+        del description, budget, policy, usage
+        return None
+
+    def operation(self, labels: Sequence[str]) -> str:
+        """The name of a batch's computation, by OpenTelemetry's conventions for generative AI."""
+        return "embeddings" if self.is_vectors else self.shown(labels)
+
     def shown(self, labels: Sequence[str]) -> str:
         """The task as clients see it; `labels`: of the server's scores."""
         del labels
@@ -69,7 +95,7 @@ class Details:
 class ServerDescription:
     """A model server's checked description (`Describe`) for one task.
 
-    `generation`: only of one that generates. `labels`: of its columns, if they have names. `pools_spans`: it embeds
+    `labels`: of its columns, if they have names. `pools_spans`: it embeds
     documents in chunks. `never_zero`: no row is all zero. `beside`: of a server that embeds and generates, its
     description as one that generates.
     """
@@ -89,7 +115,6 @@ class ServerDescription:
     query_prompt: str
     document_prompt: str
     curve: Curve | None
-    generation: GenerationCosts | None = None
     beside: ServerDescription | None = None
     details: Details = Details()
     labels: tuple[str, ...] = ()
@@ -98,12 +123,12 @@ class ServerDescription:
 
     @property
     def task(self) -> Task:
-        return self.details.task if self.generation is None else Task.GENERATE
+        return self.details.task
 
     @property
     def kind(self) -> str:
         """Its task as clients see it."""
-        return self.details.shown(self.labels) if self.generation is None else self.task
+        return self.details.shown(self.labels)
 
     @property
     def by_task(self) -> dict[Task, ServerDescription]:
@@ -117,9 +142,7 @@ def differences(one: ServerDescription, other: ServerDescription) -> list[str]:
     Servers of different tasks share the tokenizer only. Servers that embed may take inputs of different lengths.
     """
     names: tuple[str, ...] = ("tokenizer_fingerprint", "vocabulary_size")
-    if one.generation is not None and other.generation is not None:
-        names += ("max_input_tokens",)
-    elif one.task is other.task:
+    if one.task is other.task:
         names += one.details.agreed
     return [
         f"{name} {getattr(one, name)!r}, not {getattr(other, name)!r}"
@@ -193,34 +216,8 @@ class StepResult:
     unclaimed_s: float = 0.0
 
 
-class ServerSequence(Protocol):
-    """One sequence that a server generates: a generation, or the probe of a server. Called on the event loop."""
-
-    @property
-    def token_ids(self) -> bytes: ...
-
-    @property
-    def sampling(self) -> Sampling: ...
-
-    @property
-    def account(self) -> int:
-        """Under which its part of the steps' time is counted."""
-        ...
-
-    @property
-    def priority(self) -> Priority: ...
-
-    def extend(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], stop_tokens: int) -> None: ...
-
-    def end(self, finish_reason: int) -> None: ...
-
-    def fail(self, code: Code, message: str) -> None: ...
-
-    def server_lost(self, error: BatchFailed) -> None: ...
-
-
 class ModelServer(Protocol):
-    """One model server: `embed` of one that embeds or scores, the rest of one that generates.
+    """One model server: `embed` of one that gives rows.
 
     A Protocol, because admission keeps the servers of each model and does not know `replicas`, the layer beside it.
     """
@@ -234,16 +231,6 @@ class ModelServer(Protocol):
         Raises ModelServerBusy (never started), ModelServerLost or EngineFailed. A response of the wrong shape is
         ModelServerLost too.
         """
-        ...
-
-    def generate(self, sequence: ServerSequence) -> None:
-        """Start a sequence; it receives its tokens, and its end once."""
-        ...
-
-    def abort(self, sequence: ServerSequence) -> None: ...
-
-    async def probe(self, token_ids: bytes, *, timeout_s: float) -> None:
-        """Have one token generated after these ids. Raises BatchFailed."""
         ...
 
     @property

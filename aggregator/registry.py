@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from aggregator.pipeline.execute import Runner
 from aggregator.request.kind import Kind
 from aggregator.sources.embedding import EMBEDDING
-from aggregator.sources.generating import GENERATION
 from aggregator.sources.grpc.reading import RpcService
 from aggregator.sources.http.answer import Form
+from aggregator.sources.http.service import OpenRoutes
+from aggregator.sources.kafka.progress import OpenProgress
+from aggregator.wings.generation.deltas import Deltas
+from aggregator.wings.generation.grpc import GenerationService
+from aggregator.wings.generation.http import open_routes as open_generation_routes
+from aggregator.wings.generation.kind import GENERATION
+from aggregator.wings.generation.runner import SequenceRunner
 from aggregator.wings.http_forms.routes import ROUTES as OTHER_FORMS
 from aggregator.wings.ranking.grpc import RankingService
 from aggregator.wings.ranking.http import ROUTES as RANKING_ROUTES
@@ -23,6 +30,7 @@ KINDS: Sequence[Kind] = (
 """The tasks, in the order in which a server's are described."""
 
 SERVICES: Sequence[type[RpcService]] = (
+    GenerationService,
     RankingService,
     StreamService,
 )
@@ -33,3 +41,18 @@ ROUTES: Mapping[str, Form] = {
     **RANKING_ROUTES,
 }
 """Of HTTP: the kind of a path's bodies, and how they are read. Each is a POST."""
+
+DOORS: Sequence[OpenRoutes] = (
+    open_generation_routes,
+)  # fmt: skip
+"""Of HTTP too, where a part serves its routes itself."""
+
+RUNNERS: Sequence[type[Runner]] = (
+    SequenceRunner,
+)  # fmt: skip
+"""Of batches that give no rows."""
+
+PROGRESS: Sequence[OpenProgress] = (
+    Deltas.opened,
+)  # fmt: skip
+"""What is written to Kafka of requests that are not complete yet."""

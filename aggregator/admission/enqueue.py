@@ -77,8 +77,7 @@ async def enqueue(
         queries = _put(queue, request, inputs)
         if refusable:
             request.queries = queries
-        generation = request.generation
-        extra = 0 if generation is None else model_revision.generation_tokens(generation)
+        extra = model_revision.usage.expected_tokens(request.details)
         request.hold(held, token_count - known_tokens + extra)
     known.seal(now_s)
     return complete
@@ -93,10 +92,8 @@ def _completes(request: Request, vectors: Sequence[tuple[int, Vector]]) -> bool:
 
 def _put(queue: TokenQueue, request: Request, inputs: Sequence[Input]) -> list[Query]:
     queries: list[Query] = []
+    deadline_s = request.kind.start_by_s(request)
     for index, sequence, token_count in inputs:
-        deadline_s = request.deadline_s
-        if request.generation is not None:
-            deadline_s = min(deadline_s, request.generation.first_token_by_s)
         query = Query(request, index, request.priority, request.tenant, request.received_s, deadline_s)
         queue.put(query, sequence, token_count)
         queries.append(query)

@@ -14,10 +14,9 @@ from math import inf
 
 from aggregator.admission.bounds import Admission, Bound
 from aggregator.admission.quotas import Quotas
-from aggregator.errors import Code, Overloaded, TokenbatchError
+from aggregator.errors import Overloaded, TokenbatchError
 from aggregator.request.request import Failure, Request
 from aggregator.scheduler.dispatcher import Dispatcher
-from aggregator.scheduler.generating_replica import first_token_in_s
 from aggregator.scheduler.replica import Replica
 
 _TICK_S = 1e-6  # no replica is infinitely fast
@@ -29,9 +28,6 @@ _MESSAGES = {
     Bound.MODEL: "the queue is full: try again later",
     Bound.TENANT: "the queue holds this tenant's share: try again later, or send less",
 }
-_TOO_LATE = Failure(
-    Code.DEADLINE_EXCEEDED, "no token is likely to come within first_token_timeout: other generations come before it"
-)
 
 
 class AdmissionLimits:
@@ -58,8 +54,9 @@ class AdmissionLimits:
         error = self._reached(request, token_count, admission, dispatcher, now_s, known_tokens=known_tokens)
         if error is not None:
             return Failure.of(error)
-        if _is_late(request, token_count, dispatcher, now_s):
-            return _TOO_LATE
+        late = request.kind.refusal(request, token_count, dispatcher, now_s)
+        if late is not None:
+            return late
         try:
             request.source.reserve(request)
         except TokenbatchError as unheld:
@@ -101,15 +98,6 @@ class AdmissionLimits:
         """
         room_s = max(_SHORTEST_RETRY_S, room_s)
         return Overloaded(message, min(room_s + self._jitter() * max(room_s, open_s), _LONGEST_RETRY_S))
-
-
-def _is_late(request: Request, token_count: int, dispatcher: Dispatcher, now_s: float) -> bool:
-    """Whether the first token is likely to come after the time that the caller set."""
-    if request.generation is None or request.generation.first_token_by_s == inf:
-        return False
-    ahead = sum(waiting.items for waiting in dispatcher.queue.classes[: request.priority + 1])
-    in_s = first_token_in_s(dispatcher.replicas.values(), ahead, token_count, now_s)
-    return now_s + in_s > request.generation.first_token_by_s
 
 
 def _tokens_per_s(replicas: Collection[Replica]) -> float:

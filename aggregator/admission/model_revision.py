@@ -5,16 +5,13 @@ from __future__ import annotations
 import uuid
 from dataclasses import replace
 from functools import lru_cache
-from math import inf
 
 from aggregator.admission.known_rows import KnownRows
 from aggregator.errors import InvalidRequest
 from aggregator.model_server import ModelServer, ServerDescription, differences
-from aggregator.request.generation import Generation
 from aggregator.request.request import Options, Request
 from aggregator.scheduler.budget import ServiceLevel
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
-from aggregator.scheduler.generating_replica import LENGTH_SHARE, MeanLength
 from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.replica import Replica
 from aggregator.tokenizers.counting import Counting
@@ -47,8 +44,7 @@ class ModelRevision:
         self.tokenizer = tokenizer
         self.counting = counting
         self.known = known or KnownRows()
-        if description.generation is not None:  # equal prompts may get different texts
-            policy = replace(policy, queue=replace(policy.queue, coalesce=False), by_prefix=True)
+        policy = description.details.policy(policy)
         control_ids = tokenizer.count((_CONTROL_TEXT,)).ids.tobytes()
         self.dispatcher = Dispatcher(f"{description.model}-{uuid.uuid4().hex[:8]}", policy, control_ids)
         self.slo = slo
@@ -56,36 +52,13 @@ class ModelRevision:
         self.mixed: dict[str, MixedReplica] = {}
         self.in_flight: set[Batch] = set()
         self.retired = False
-        self.length = MeanLength()
-        self._kv_token_s = self._demanded_tokens = 0.0
+        self.usage = description.details.usage()
         self.prompts: dict[int, str] = {
             pb.INPUT_TYPE_UNSPECIFIED: "",
             pb.INPUT_TYPE_QUERY: description.query_prompt,
             pb.INPUT_TYPE_DOCUMENT: description.document_prompt,
         }
         self._cached = lru_cache(maxsize=256)(self._complete)
-
-    def finished_generation(self, generation: Generation, taken_s: float) -> None:
-        """A generation ended after `taken_s`; on average it held its prompt and half of its new tokens."""
-        prompt_tokens, new_tokens = generation.prompt_tokens, len(generation.token_ids)
-        demanded = prompt_tokens + self.generation_tokens(generation)
-        self.length.observe(new_tokens)
-        self._kv_token_s += LENGTH_SHARE * ((prompt_tokens + new_tokens / 2) * taken_s - self._kv_token_s)
-        self._demanded_tokens += LENGTH_SHARE * (demanded - self._demanded_tokens)
-
-    @property
-    def kv_token_s_per_token(self) -> float:
-        """KV-cache occupancy (tokens × seconds) per token that admission counts for generations."""
-        return self._kv_token_s / self._demanded_tokens if self._demanded_tokens else 0.0
-
-    def generation_tokens(self, generation: Generation) -> int:
-        """The number of prompt tokens that would take as long as the generation's expected new tokens."""
-        costs = self.description.generation
-        if costs is None or not costs.per_token_s:
-            return 0
-        expected = min(self.length.new_tokens, generation.sampling.max_tokens or inf)
-        each_s = costs.per_sequence_s + costs.fixed_s / costs.max_sequences
-        return int(expected * each_s / costs.per_token_s)
 
     @property
     def query_capacity(self) -> int:

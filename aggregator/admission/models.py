@@ -16,7 +16,6 @@ from aggregator.model_server import ModelServer, ServerDescription
 from aggregator.request.request import Request
 from aggregator.scheduler.budget import NewServiceLevel, StepLimits
 from aggregator.scheduler.dispatcher import DispatchPolicy
-from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.replica import Replica
 from aggregator.scheduler.speed import UNMEASURED
@@ -282,7 +281,8 @@ class Models:
                 served.superseded.append(model_revision)
                 model_revision = None
             if model_revision is None:
-                slo = None if task is Task.GENERATE or self._service_level is None else self._service_level()
+                level = self._service_level if description.details.meets_goal else None
+                slo = level() if level is not None else None
                 known = self._known(description) if self._known is not None else None
                 counting = self._counting(tokenizer)
                 model_revision = ModelRevision(description, tokenizer, counting, self._policy, slo=slo, known=known)
@@ -303,24 +303,14 @@ class Models:
             limits = StepLimits(curve.saturation_point, capacity)
             budget_controller = slo.controller(limits, curve.time_s)
         budget = min(self._token_budget or curve.snapped(curve.saturation_point, capacity), capacity)
-        generation = description.generation
-        if generation is not None:
-            return GeneratingReplica(
-                description.address,
-                description.curve,
-                budget,
-                policy,
-                kv_tokens=generation.kv_tokens,
-                max_sequences=generation.max_sequences,
-                length=model_revision.length,
-                per_sequence_s=generation.per_sequence_s,
-                capacity=capacity,
-            )
+        own = description.details.replica(description, budget, policy, model_revision.usage)
+        if own is not None:
+            return own
         most = 0 if self._token_budget else curve.snapped(curve.backlog_tokens, capacity)
         name, measured, beside = description.address, description.curve, description.beside
-        if beside is None or beside.generation is None:
+        per_sequence_s = beside.details.sequence_s if beside is not None else None
+        if per_sequence_s is None:
             return Replica(name, measured, budget, policy, budget_controller, capacity=most)
-        per_sequence_s = beside.generation.per_sequence_s
         return MixedReplica(
             name, measured, budget, policy, budget_controller, capacity=most, per_sequence_s=per_sequence_s
         )

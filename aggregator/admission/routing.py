@@ -99,6 +99,6 @@ def _route(request: Request, models: Models, now_s: float) -> tuple[ServedTask, 
         raise ModelUnavailable(f"no server of {served.name} is available")
     if model_revision is None:
         return served, None, request.options
-    if request.generation is None:
+    if request.kind.has_options:
         return served, model_revision, model_revision.resolve(request.options)
     return served, model_revision, request.options

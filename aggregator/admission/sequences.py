@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 
-from aggregator.errors import Code, InvalidRequest
-from aggregator.request.generation import Generation
+from aggregator.errors import Code
 from aggregator.request.kind import Counted, Made, Revision
 from aggregator.request.request import Chunks, Failure, Request
 from aggregator.scheduler.work_item import ID_BYTES
@@ -47,28 +45,6 @@ def made(revision: Revision, request: Request, indexes: Sequence[int], counted: 
             yield unmarked(fitted(revision, request, given if isinstance(given, bytes) else next(left)))
 
 
-def prompt_texts(revision: Revision, request: Request) -> Sequence[str]:
-    """A prompt: a text, token ids, or a chat as the model's template formats it."""
-    generation = _generation(request)
-    if not generation.messages:
-        return [text for text in request.inputs if isinstance(text, str)]
-    try:
-        return [revision.tokenizer.prompt(generation.messages)]
-    except InvalidRequest as error:
-        request.fail(replace(Failure.of(error), field=generation.prompt_field))
-        return ()
-
-
-def prompts(revision: Revision, request: Request, counted: Sequence[Counted]) -> Iterator[Made]:
-    """The tokens of its prompt."""
-    given = request.inputs[0]
-    token_ids = counted[0] if counted else given
-    assert isinstance(token_ids, bytes | Failure), "A prompt was not tokenized. This is a bug."
-    if isinstance(token_ids, bytes):
-        token_ids = _prompt(revision, request, _generation(request), token_ids)
-    yield unmarked(fitted(revision, request, token_ids))
-
-
 def unmarked(sequence: Counted) -> Made:
     return sequence if isinstance(sequence, Failure) else (sequence, len(sequence) // ID_BYTES)
 
@@ -103,27 +79,6 @@ def _document(revision: Revision, chunks: Chunks, parts: Sequence[Counted]) -> M
     return token_ids + spans, tokens
 
 
-def _prompt(revision: Revision, request: Request, generation: Generation, token_ids: bytes) -> Counted:
-    if generation.messages:  # the template itself places special tokens
-        token_ids = revision.tokenizer.without_special(token_ids)
-    description = revision.description
-    size = description.vocabulary_size
-    if token_ids and np.frombuffer(token_ids, np.int32).max() >= size:
-        message = f"a token id is not below {size}, the size of the vocabulary"
-        return Failure(Code.INVALID_ARGUMENT, message, field=generation.prompt_field)
-    if any(token_id >= size for token_id in generation.sampling.stop_token_ids):
-        field = "sampling.stop_token_ids"
-        message = f"{field} holds an id that is not below {size}, the size of the vocabulary"
-        return Failure(Code.INVALID_ARGUMENT, message, field=field)
-    tokens = len(token_ids) // ID_BYTES
-    if not tokens:
-        return Failure(Code.INVALID_ARGUMENT, "the prompt has no tokens", field=generation.prompt_field)
-    if tokens >= description.max_input_tokens:
-        return too_long(revision, request, f"{tokens} tokens")
-    generation.begin(description.model_revision, token_ids, revision.tokenizer.detokenizer(token_ids))
-    return token_ids
-
-
 def fitted(revision: Revision, request: Request, counted: Counted) -> Counted:
     """A text's tokens within the limit: truncated, or a failure where the request does not allow that."""
     limit = limit_of(revision, request)
@@ -148,15 +103,4 @@ def most_characters(revision: Revision) -> int:
 
 def too_long(revision: Revision, request: Request, found: str) -> Failure:
     """The failure for an input that is too long; `found`: its length."""
-    description = revision.description
-    remedy = (
-        "send less, or set truncate to TRUNCATE_END or TRUNCATE_START" if request.generation is None else "send less"
-    )
-    taken = f"{description.max_input_tokens} tokens" + ", those of the text included" * (request.generation is not None)
-    field = "" if request.generation is None else request.generation.prompt_field
-    return Failure(Code.OUT_OF_RANGE, f"{found}: {description.model} takes {taken}; {remedy}", field=field)
-
-
-def _generation(request: Request) -> Generation:
-    assert request.generation is not None, "A request without a generation was to be generated. This is a bug."
-    return request.generation
+    return request.kind.too_long(request, revision.description, found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from aggregator.errors import Code
-from aggregator.scheduler.work_item import Task, WorkItem
+from aggregator.scheduler.work_item import WorkItem
 from k8s.pod.metrics_buffer import MetricsBuffer
 
 MAX_NAMED = 100
@@ -72,9 +72,9 @@ class Costs:
             self._tokens.add(tokens, self._labels[account], model, task)
             self.charge(model, task, account, tokens * each_s)
 
-    def generated(self, model: str, tenant: str, tokens: int) -> None:
-        """A generation ended, after this number of tokens of its prompt and its text."""
-        self._tokens.add(tokens, self._labels[self.account(tenant)], model, Task.GENERATE)
+    def count(self, model: str, task: str, tenant: str, tokens: int) -> None:
+        """So many tokens of a tenant were computed."""
+        self._tokens.add(tokens, self._labels[self.account(tenant)], model, task)
 
     def charge(self, model: str, task: str, account: int, seconds: float) -> None:
         """Time of the engines fell to a tenant; an account that no tenant has is that of the others."""

@@ -13,20 +13,18 @@ from aggregator.errors import Code
 from aggregator.observability.costs import Costs
 from aggregator.observability.observer import Observer
 from aggregator.observability.tracing import PROVIDER
-from aggregator.request.generation import Generation
-from aggregator.request.request import Failure
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Task
 from k8s.pod.metrics_buffer import Instrument, MetricsBuffer
 
-_SECONDS = (
+SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
 _CALL_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """As OpenTelemetry's conventions want them for calls."""
-_TOKENS = (
+TOKENS = (
     *(8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096),
     *(6144, 8192, 12288, 16384, 32768, 65536),
 )
@@ -102,11 +100,11 @@ class Metrics:
         """`slo_s`: the latency target; later replies are counted as violations. `tenants`: they are always named."""
         self.observer = Observer()
         self.costs = Costs(buffer, tenants)
-        self._buffer = buffer
+        self.buffer = buffer
         self._slo_s = slo_s
         self._define_batches(buffer)
         self._define_requests(buffer)
-        self._define_generation(buffer)
+        self._define_embeddings(buffer)
         self._define_brokers(buffer)
 
     def watch_calls(self, held: Callable[[], tuple[int, int, int]]) -> None:
@@ -115,7 +113,7 @@ class Metrics:
         def read() -> dict[Instrument, dict[tuple[str, ...], float]]:
             return {instrument: {(): value} for instrument, value in zip(_CALLS, held(), strict=True)}
 
-        self._buffer.gauges(_CALLS, read)
+        self.buffer.gauges(_CALLS, read)
 
     def totals(self) -> Totals:
         """The sums since the start that the page shows as rates."""
@@ -170,20 +168,6 @@ class Metrics:
         if self._slo_s is not None:
             self._slo_violations.add(sum(latency_s > self._slo_s for latency_s in latencies_s), source)
 
-    def generated(
-        self, model: str, generation: Generation, total_s: float, received_s: float, failure: Failure | None
-    ) -> None:
-        operation = "chat" if generation.messages else "text_completion"
-        labels = (model, operation, PROVIDER)
-        self._generation_duration.record(total_s, *labels, "" if failure is None else failure.code.name)
-        self._generation_tokens.record(generation.prompt_tokens, *labels, "input")
-        self._generation_tokens.record(len(generation.token_ids), *labels, "output")
-        if generation.token_ids:
-            first_s = generation.first_token_s - received_s
-            self._first_token.record(first_s, *labels)
-            if len(generation.token_ids) > 1:
-                self._token_interval.record((total_s - first_s) / (len(generation.token_ids) - 1), *labels)
-
     def tokenizer_checked(self, checked: int, differing: int) -> None:
         """`checked` texts were tokenized again by the reference; `differing` of them gave other tokens."""
         self._tokenizer_checks.add(checked)
@@ -194,7 +178,7 @@ class Metrics:
             "tokenbatch.batch.sends", "{batch}", "batches sent, by reason", "replica", "reason"
         )
         self._batch_tokens = buffer.histogram(
-            "tokenbatch.batch.tokens", "{token}", "tokens of a batch", _TOKENS, "replica"
+            "tokenbatch.batch.tokens", "{token}", "tokens of a batch", TOKENS, "replica"
         )
         self._batch_queries = buffer.histogram(
             "tokenbatch.batch.queries", "{query}", "queries of a batch", _QUERIES, "replica"
@@ -203,7 +187,7 @@ class Metrics:
             "tokenbatch.batch.fill_ratio", "1", "tokens of a batch over the token budget", _RATIOS, "replica"
         )
         self._engine_duration = buffer.histogram(
-            "tokenbatch.engine.duration", "s", "time of the engine step that ran a batch", _SECONDS, "replica"
+            "tokenbatch.engine.duration", "s", "time of the engine step that ran a batch", SECONDS, "replica"
         )
         self._engine_idle = buffer.counter(
             "tokenbatch.engine.idle", "s", "time an engine waited for a batch of this aggregator", "replica"
@@ -255,18 +239,13 @@ class Metrics:
             "reason",
         )
         self._e2e_duration = buffer.histogram(
-            "tokenbatch.e2e.duration", "s", "time from intake to reply", _SECONDS, "source"
+            "tokenbatch.e2e.duration", "s", "time from intake to reply", SECONDS, "source"
         )
         self._slo_violations = buffer.counter(
             "tokenbatch.slo.violations", "{request}", "requests answered later than the latency target", "source"
         )
         self.replies_unwritten = buffer.counter(
             "tokenbatch.replies.unwritten", "{reply}", "replies that Kafka or Redis rejected permanently", "reason"
-        )
-        self.deltas_unwritten = buffer.counter(
-            "tokenbatch.generate.deltas.unwritten",
-            "{record}",
-            "records of the delta topic that Kafka rejected permanently",
         )
         self.dead_letters = buffer.counter(
             "tokenbatch.dead_letters", "{record}", "records written to a dead-letter topic", "code"
@@ -286,44 +265,19 @@ class Metrics:
             "tokenbatch.coalesced", "{query}", "queries that shared the computation of an identical one"
         )
 
-    def _define_generation(self, buffer: MetricsBuffer) -> None:
+    def _define_embeddings(self, buffer: MetricsBuffer) -> None:
         """By OpenTelemetry's conventions for generative AI."""
         labels = ("gen_ai.request.model", "gen_ai.operation.name", "gen_ai.provider.name")
         self._embeddings_duration = buffer.histogram(
             "gen_ai.client.embeddings.duration",
             "s",
             "time of a batch from its packing until its vectors came",
-            _SECONDS,
+            SECONDS,
             *labels,
             "error.type",
         )
         self._embeddings_tokens = buffer.histogram(
-            "gen_ai.client.embeddings.operation.input_tokens", "{token}", "tokens of a batch", _TOKENS, *labels
-        )
-        self._generation_duration = buffer.histogram(
-            "gen_ai.server.request.duration",
-            "s",
-            "time from intake to the end of a generation",
-            _SECONDS,
-            *labels,
-            "error.type",
-        )
-        self._first_token = buffer.histogram(
-            "gen_ai.server.time_to_first_token",
-            "s",
-            "time from intake to the first token of a generation",
-            _SECONDS,
-            *labels,
-        )
-        self._token_interval = buffer.histogram(
-            "gen_ai.server.time_per_output_token",
-            "s",
-            "mean time per token of a generation after the first",
-            _SECONDS,
-            *labels,
-        )
-        self._generation_tokens = buffer.histogram(
-            "gen_ai.client.token.usage", "{token}", "tokens of a generation", _TOKENS, *labels, "gen_ai.token.type"
+            "gen_ai.client.embeddings.operation.input_tokens", "{token}", "tokens of a batch", TOKENS, *labels
         )
 
     def _define_brokers(self, buffer: MetricsBuffer) -> None:

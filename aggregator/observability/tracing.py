@@ -6,7 +6,6 @@ links every request in it, by the W3C `traceparent` of each.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,11 +29,9 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from aggregator.errors import Code, TokenbatchError
-from aggregator.scheduler.work_item import Task
 from k8s.pod.rpc_spans import rpc_attributes
 
 if TYPE_CHECKING:
-    from aggregator.request.generation import Generation
     from aggregator.request.request import Request
 
 MAX_LINKS = 128
@@ -96,44 +93,21 @@ class Tracing:
             attributes["messaging.batch.message_count"] = queries
         return self._open(f"process {model}", kind, attributes, _links(parent for _, parent in origins))
 
-    def generated(self, request: Request, generation: Generation, now_s: float, failed: Code | None) -> None:
-        """A generation that ended now (monotonic seconds), from its dispatch on, as a child of its request."""
-        if not self.enabled:
-            return
-        end_ns = time.time_ns()
-        operation = "chat" if generation.messages else "text_completion"
-        attributes: dict[str, str | int] = {
-            "gen_ai.operation.name": operation,
-            "gen_ai.provider.name": PROVIDER,
-            "gen_ai.request.model": request.model,
-            "gen_ai.usage.input_tokens": generation.prompt_tokens,
-            "gen_ai.usage.output_tokens": len(generation.token_ids),
-            "tokenbatch.generation.attempts": generation.attempts,
-        }
-        span = self._tracer.start_span(
-            f"{operation} {request.model}",
-            _context(request.traceparent) or Context(),  # not in the batch's span
-            SpanKind.CLIENT,
-            attributes,
-            start_time=end_ns - round((now_s - generation.started_s) * 1e9),
-        )
-        if generation.token_ids:
-            span.add_event("first token", timestamp=end_ns - round((now_s - generation.first_token_s) * 1e9))
-        if failed is not None:
-            mark_failed(span, failed.name)
-        span.end(end_ns)
+    def child(self, request: Request, name: str, attributes: Mapping[str, str | int], start_ns: int) -> Span:
+        """A span of work for one request that began at `start_ns` (Unix), as its child; whoever asks for it ends it."""
+        parent = _context(request.traceparent) or Context()  # not in the batch's span
+        return self._tracer.start_span(name, parent, SpanKind.CLIENT, attributes, start_time=start_ns)
 
     def step(
-        self, model: str, kind: str, address: str, *, tokens: int, dimensions: int
+        self, model: str, operation: str, address: str, *, tokens: int, dimensions: int
     ) -> AbstractContextManager[Callable[[str], None]]:
         """One batch on its model server: an operation by the conventions for generative AI, and a call by gRPC.
 
-        `kind`: the server's task. The context's value is called with the status of the call, by name.
+        `dimensions`: of vectors, 0 if it gives none. The context's value is called with the call's status, by name.
         """
         if not self.enabled:
             return _UNTOLD
         host, _, port = address.rpartition(":")
-        operation = "embeddings" if kind == Task.EMBED else kind
         attributes: dict[str, str | int] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": PROVIDER,
@@ -143,7 +117,7 @@ class Tracing:
             "server.address": host,
             "server.port": int(port),
         }
-        if kind == Task.EMBED:
+        if dimensions:
             attributes["gen_ai.embeddings.dimension.count"] = dimensions
         return self._step(f"{operation} {model}", attributes)
 

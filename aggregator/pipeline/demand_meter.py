@@ -9,7 +9,6 @@ from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Model, Models
 from aggregator.errors import UnknownModel
 from aggregator.request.request import KAFKA, Request, Source
-from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.rates import ArrivalPolicy, Arrivals
 from aggregator.scheduler.work_item import Task
 from protos.aggregator.v1 import aggregator_pb2 as pb
@@ -109,9 +108,11 @@ class DemandMeter:
 
     def _kv_token_s_per_token(self, model: Model) -> float:
         """KV-cache occupancy (tokens × seconds) per arriving token of any task."""
-        held = max((each.kv_token_s_per_token for each in model.revisions), default=0.0)
-        generated = self._tokens[model.name, Task.GENERATE]
-        return held * generated / sum(self._tokens[model.name, task] for task in Task) if generated else 0.0
+        held = 0.0
+        for task, served in model.tasks.items():
+            each = max((revision.usage.kv_token_s_per_token for revision in served.revisions.values()), default=0.0)
+            held += each * self._tokens[model.name, task]
+        return held / sum(self._tokens[model.name, task] for task in Task) if held else 0.0
 
 
 def _replicas(revisions: Sequence[ModelRevision]) -> list[pb.Replica]:
@@ -130,6 +131,6 @@ def _replicas(revisions: Sequence[ModelRevision]) -> list[pb.Replica]:
                     budget_at_floor=controller is not None and controller.at_floor,
                 ),
             )
-            if isinstance(replica, GeneratingReplica):
+            if replica.kv_tokens:
                 reported.kv_tokens = replica.kv_tokens
     return list(found.values())

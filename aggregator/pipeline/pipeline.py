@@ -28,7 +28,7 @@ from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.completion import Completion, complete_input
 from aggregator.pipeline.demand_meter import DemandMeter
-from aggregator.pipeline.execute import BatchExecutor
+from aggregator.pipeline.execute import BatchExecutor, Runner
 from aggregator.replicas.pool import ModelServers
 from aggregator.request.request import Failure, Receive, Request, Source
 from aggregator.scheduler.dispatcher import Batch
@@ -57,6 +57,7 @@ class Pipeline:
         limits: AdmissionLimits | None = None,
         meter: DemandMeter | None = None,
         max_unavailable_s: float | None = None,
+        runners: Sequence[type[Runner]] = (),
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -81,6 +82,7 @@ class Pipeline:
             tracing,
             complete=self._reply,
             changed=self._has_room,
+            runners=runners,
             clock=clock,
             jitter=jitter,
         )
@@ -324,7 +326,7 @@ class Pipeline:
             request.release()
             unroute(request)
         self._fail(
-            [request for request in requests if request.generation and not request.generation.restart()],
+            [request for request in requests if not request.kind.restart(request)],
             _OTHER_REVISION,
         )
         again = [request for request in requests if request.remaining]

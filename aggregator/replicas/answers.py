@@ -13,7 +13,6 @@ import numpy.typing as npt
 from aggregator.errors import Code, ModelServerLost, TokenbatchError
 from aggregator.model_server import (
     PRIORITIES,
-    GenerationCosts,
     OutgoingBatch,
     ServerDescription,
     StepResult,
@@ -54,9 +53,8 @@ def _described(address: str, said: pb.DescribeResponse, kind: Kind) -> ServerDes
     for name in ("model", "model_revision", "tokenizer_fingerprint", "instance_id"):
         if not getattr(said, name):
             raise BadDescription(f"it names no {name}")
-    generation = _generation(said) if kind.task is Task.GENERATE else None
-    sizes = ("max_input_tokens", "step_token_capacity", "step_query_capacity", "vocabulary_size")
-    for name in sizes if generation else ("dimensions", *sizes):
+    details = kind.details(said)
+    for name in kind.sizes:
         if getattr(said, name) <= 0:
             raise BadDescription(f"its {name} is 0")
     matryoshka = frozenset(said.matryoshka_dimensions)
@@ -65,50 +63,28 @@ def _described(address: str, said: pb.DescribeResponse, kind: Kind) -> ServerDes
     if said.labels and len(said.labels) != said.dimensions:
         raise BadDescription(f"it names {len(said.labels)} labels for {said.dimensions} scores")
     answerable = (MAX_MESSAGE_BYTES - _MESSAGE_SLACK_BYTES) // max(1, said.dimensions * _FLOAT32.itemsize)
-    return ServerDescription(
+    description = ServerDescription(
         address=address,
         instance_id=said.instance_id,
         model=said.model,
         model_revision=said.model_revision,
         tokenizer_fingerprint=said.tokenizer_fingerprint,
-        dimensions=0 if generation else said.dimensions,
-        matryoshka_dimensions=frozenset[int]() if generation else matryoshka,
-        max_input_tokens=(said.generation.context_tokens or said.max_input_tokens)
-        if generation
-        else min(said.max_input_tokens, said.step_token_capacity),
+        dimensions=said.dimensions,
+        matryoshka_dimensions=matryoshka,
+        max_input_tokens=min(said.max_input_tokens, said.step_token_capacity),
         step_token_capacity=said.step_token_capacity,
-        step_query_capacity=generation.max_sequences if generation else min(said.step_query_capacity, answerable),
+        step_query_capacity=min(said.step_query_capacity, answerable),
         vocabulary_size=said.vocabulary_size,
         normalizes=said.normalizes,
         query_prompt=said.query_prompt,
         document_prompt=said.document_prompt,
-        curve=_curve(said) if generation is None else _prompt_curve(generation, said.step_token_capacity),
-        generation=generation,
-        details=kind.details(said),
+        curve=_curve(said),
+        details=details,
         labels=tuple(said.labels),
         pools_spans=said.pools_spans,
-        never_zero=said.never_zero and kind.task is not Task.GENERATE,
+        never_zero=said.never_zero,
     )
-
-
-def _generation(said: pb.DescribeResponse) -> GenerationCosts:
-    profile = said.generation
-    times = (profile.fixed_s, profile.per_sequence_s, profile.per_token_s)
-    if any(not 0.0 <= seconds < math.inf for seconds in times) or not any(times):
-        raise BadDescription("it generates, but its generation profile gives steps no time")
-    if not profile.kv_tokens or not profile.max_sequences:
-        raise BadDescription("it generates, but its generation profile has no kv_tokens or no max_sequences")
-    return GenerationCosts(*times, profile.kv_tokens, profile.max_sequences)
-
-
-_WORTHWHILE = 9.0
-"""A step of prompts is long enough when its tokens take this many times its fixed time."""
-
-
-def _prompt_curve(generation: GenerationCosts, capacity: int) -> Curve:
-    enough = _WORTHWHILE * generation.fixed_s / generation.per_token_s if generation.per_token_s > 0.0 else capacity
-    budget = max(1, min(capacity, int(enough)))
-    return Curve(0.0, generation.fixed_s, generation.per_token_s, budget, Rule.THROUGHPUT, capacity)
+    return kind.described(description, said)
 
 
 def checked_result(batch: OutgoingBatch, description: ServerDescription, answer: pb.EmbedBatchResponse) -> StepResult:

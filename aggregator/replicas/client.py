@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,11 +18,17 @@ from aggregator.errors import (
     is_cancelled,
     server_error,
 )
-from aggregator.model_server import PRIORITIES, OutgoingBatch, ServerDescription, StepResult
+from aggregator.model_server import (
+    PRIORITIES,
+    GenerationLoad,
+    ModelServer,
+    OutgoingBatch,
+    ServerDescription,
+    StepResult,
+)
 from aggregator.observability.costs import NOBODY, Costs
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import MAX_MESSAGE_BYTES, BadDescription, checked_description, checked_result
-from aggregator.replicas.generate_call import GenerateCall
 from aggregator.request.kind import Kind
 from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.modelserver.v1 import modelserver_pb2 as pb
@@ -57,19 +63,21 @@ class ModelServerClient:
         self.costs = costs or Costs(MetricsBuffer())
         self._channel = channel = grpc.aio.insecure_channel(address, _OPTIONS)
         self.embed_batch = channel.unary_unary(
-            f"/{_SERVICE}/EmbedBatch", pb.EmbedBatchRequest.SerializeToString, _reader(pb.EmbedBatchResponse)
+            f"/{_SERVICE}/EmbedBatch", pb.EmbedBatchRequest.SerializeToString, message_reader(pb.EmbedBatchResponse)
         )
         self._describe = channel.unary_unary(
-            f"/{_SERVICE}/Describe", pb.DescribeRequest.SerializeToString, _reader(pb.DescribeResponse)
+            f"/{_SERVICE}/Describe", pb.DescribeRequest.SerializeToString, message_reader(pb.DescribeResponse)
         )
         self._get_tokenizer = channel.unary_stream(
-            f"/{_SERVICE}/GetTokenizer", pb.GetTokenizerRequest.SerializeToString, _reader(pb.TokenizerChunk)
+            f"/{_SERVICE}/GetTokenizer", pb.GetTokenizerRequest.SerializeToString, message_reader(pb.TokenizerChunk)
         )
-        serialize: Callable[[pb.GenerateCommand], bytes] = pb.GenerateCommand.SerializeToString
-        self.open_generate = channel.stream_stream(f"/{_SERVICE}/Generate", serialize, _reader(pb.GenerateStep))
-        health = (health_pb2.HealthCheckRequest.SerializeToString, _reader(health_pb2.HealthCheckResponse))
+        health = (health_pb2.HealthCheckRequest.SerializeToString, message_reader(health_pb2.HealthCheckResponse))
         self._check = channel.unary_unary(f"/{_HEALTH}/Check", *health)
         self._watch = channel.unary_stream(f"/{_HEALTH}/Watch", *health)
+
+    def stream_stream(self, method: str, serialize: Callable[[Any], bytes], read: Callable[[bytes], Any]) -> Any:
+        """A further method of the service, of a stream of messages each way."""
+        return self._channel.stream_stream(f"/{_SERVICE}/{method}", serialize, read)
 
     async def describe(self, timeout_s: float) -> ServerDescription:
         """Its description, if it serves. Raises ModelServerLost or BadDescription."""
@@ -123,12 +131,20 @@ class ModelServerClient:
         await self._channel.close(grace_s)
 
 
-class GrpcModelServer(GenerateCall):
-    """A model server that was reached: a `ModelServer`, whose call to generate is opened by its first sequence."""
+class GrpcModelServer:
+    """A model server that was reached: a `ModelServer`."""
 
     def __init__(self, client: ModelServerClient, description: ServerDescription) -> None:
-        super().__init__(description, client.open_generate, _failure, client.costs)
+        self.description = description
         self._client = client
+
+    @property
+    def load(self) -> GenerationLoad | None:
+        return None
+
+    @property
+    def last_steps(self) -> Sequence[GenerationLoad]:
+        return ()
 
     async def embed(self, batch: OutgoingBatch, *, timeout_s: float) -> StepResult:
         description = self.description
@@ -150,7 +166,11 @@ class GrpcModelServer(GenerateCall):
         )
         tracing = self._client.tracing
         with tracing.step(
-            model, description.kind, description.address, tokens=batch.token_count, dimensions=description.dimensions
+            model,
+            description.details.operation(description.labels),
+            description.address,
+            tokens=batch.token_count,
+            dimensions=description.dimensions if description.details.is_vectors else 0,
         ) as answered:
             traceparent = tracing.traceparent()
             metadata = (("traceparent", traceparent),) if traceparent else None
@@ -158,7 +178,7 @@ class GrpcModelServer(GenerateCall):
                 answer = await self._client.embed_batch(request, timeout=timeout_s, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 answered(error.code().name)
-                raise _failure(error) from error
+                raise failure_of(error) from error
             except grpc.aio.UsageError as error:
                 raise ModelServerLost("the connection was closed") from error
             except asyncio.CancelledError as error:
@@ -172,7 +192,7 @@ class GrpcModelServer(GenerateCall):
             return result
 
 
-def _reader(message: type[M]) -> Callable[[bytes], M]:
+def message_reader(message: type[M]) -> Callable[[bytes], M]:
     """A parser of one message type; undecodable bytes become an empty message, which every check refuses.
 
     (If it raised, gRPC would return None as a success.)
@@ -187,7 +207,7 @@ def _reader(message: type[M]) -> Callable[[bytes], M]:
     return read
 
 
-def _failure(error: grpc.aio.AioRpcError) -> BatchFailed:
+def failure_of(error: grpc.aio.AioRpcError) -> BatchFailed:
     """The meaning of a call's status for its batch."""
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in (error.details() or ""):
         return EngineFailed(_text(error))
@@ -196,3 +216,11 @@ def _failure(error: grpc.aio.AioRpcError) -> BatchFailed:
 
 def _text(error: grpc.aio.AioRpcError) -> str:
     return f"{error.code().name}: {error.details() or 'no details'}"
+
+
+def connected(client: ModelServerClient, description: ServerDescription) -> ModelServer:
+    """The server of a description, as the kinds of its tasks call it."""
+    for kind in client.kinds:
+        if kind.task in description.by_task and (server := kind.connect(client, description)) is not None:
+            return server
+    return GrpcModelServer(client, description)

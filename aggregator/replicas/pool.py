@@ -9,20 +9,16 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 
-import numpy as np
-
-from aggregator.errors import BatchFailed, Code, ModelServerBusy, ModelServerLost
-from aggregator.model_server import ModelServer, OutgoingBatch, PoolMembers, ServerDescription, differences
+from aggregator.errors import BatchFailed
+from aggregator.model_server import ModelServer, PoolMembers, ServerDescription, differences
 from aggregator.observability.costs import REST, Costs
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import BadDescription
-from aggregator.replicas.client import GrpcModelServer, ModelServerClient
+from aggregator.replicas.client import ModelServerClient, connected
 from aggregator.replicas.discovery import Target
 from aggregator.request.kind import Kind
-from aggregator.scheduler.work_item import Task
 from aggregator.tokenizers.cache import TokenizerCache, TokenizerMismatch
 from aggregator.tokenizers.tokenizer import Tokenizer
 
@@ -143,7 +139,7 @@ class ModelServerWatch:
     agreement: Agreement
     policy: ProbePolicy
     trouble: str = "it was not reached yet"
-    _server: GrpcModelServer | None = None
+    _server: ModelServer | None = None
     _suspected: asyncio.Event = field(default_factory=asyncio.Event)
     _last_trouble: str = ""
 
@@ -176,7 +172,7 @@ class ModelServerWatch:
             self._withdraw("a batch failed there")
             self._suspected.set()
 
-    async def _reach(self) -> tuple[GrpcModelServer, Tokenizer]:
+    async def _reach(self) -> tuple[ModelServer, Tokenizer]:
         """Check that it serves the right model, and that it answers a probe made with its own tokenizer."""
         description = await self.client.describe(self.policy.call_timeout_s)
         if description.model != self.target.model:
@@ -186,23 +182,18 @@ class ModelServerWatch:
         if tokenizer is None:
             files = await self.client.fetch_tokenizer(self.policy.tokenizer_timeout_s)
             tokenizer = await asyncio.to_thread(self.tokenizers.put, fingerprint, files)
-        server = GrpcModelServer(self.client, description)
+        server = connected(self.client, description)
         counted = await asyncio.to_thread(tokenizer.count, [_PROBE_TEXT])
-        timeout_s = self.policy.call_timeout_s
-        if Task.GENERATE in description.by_task:
-            await server.probe(counted.ids.tobytes(), timeout_s=timeout_s)
         for kind in self.client.kinds:
-            if kind.task in description.by_task:
-                await asyncio.to_thread(kind.check_tokenizer, description.by_task[kind.task], tokenizer)
-        if description.by_task.keys() - {Task.GENERATE}:
-            with suppress(ModelServerBusy):  # it is alive and busy
-                result = await server.embed(_probe(counted.ids), timeout_s=timeout_s)
-                for _, code, message in result.errors:
-                    raise ModelServerLost(f"it fails on a probe: {Code(code).name}: {message}")
-                self.client.costs.charge(description.model, description.kind, REST, result.report.engine_s)
+            own = description.by_task.get(kind.task)
+            if own is not None:
+                await asyncio.to_thread(kind.check_tokenizer, own, tokenizer)
+                engine_s = await kind.probe(server, counted.ids.tobytes(), timeout_s=self.policy.call_timeout_s)
+                if engine_s is not None:
+                    self.client.costs.charge(own.model, own.kind, REST, engine_s)
         return server, tokenizer
 
-    async def _keep_joined(self, server: GrpcModelServer, tokenizer: Tokenizer) -> None:
+    async def _keep_joined(self, server: ModelServer, tokenizer: Tokenizer) -> None:
         """Let it join, and wait until it reports or shows that it does not serve."""
         description = server.description
         try:
@@ -280,17 +271,3 @@ async def describe(address: str, kinds: Sequence[Kind], timeout_s: float) -> Ser
         return await client.describe(timeout_s)
     finally:
         await client.close()
-
-
-def _probe(ids: np.ndarray[tuple[int], np.dtype[np.int32]]) -> OutgoingBatch:
-    token_ids = ids.tobytes()
-    return OutgoingBatch(
-        batch_id="probe",
-        token_ids=token_ids,
-        lengths=np.array([len(ids)], "<i4").tobytes(),
-        query_count=1,
-        token_count=len(ids),
-        attempt=0,
-        isolate=False,
-        max_step_tokens=2**31 - 1,
-    )

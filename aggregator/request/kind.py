@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from math import inf
 from sys import getsizeof
 from typing import Any, ClassVar, Protocol
 
-from aggregator.model_server import Details, ServerDescription
+from aggregator.errors import Code, ModelServerBusy, ModelServerLost
+from aggregator.model_server import Details, ModelServer, OutgoingBatch, ServerDescription
 from aggregator.request.request import Defaults, Failure, Input, Options, Outcome, Request
-from aggregator.request.vector import vector_bytes
-from aggregator.scheduler.work_item import Task
+from aggregator.request.vector import Vector, vector_bytes
+from aggregator.scheduler.dispatcher import Dispatcher
+from aggregator.scheduler.work_item import ID_BYTES, Task
 from aggregator.tokenizers.tokenizer import Tokenizer
 from k8s.pod.errors import StartError
 from protos.modelserver.v1 import modelserver_pb2 as pb
@@ -44,7 +48,8 @@ class Kind(ABC):
     """One task: how its requests are read, counted, computed and answered. There is one object of each class.
 
     `name`: in the settings of topics and streams. `served`: the names that model servers give it. `message`: that of
-    its requests, in a sentence. `response`: the message of its replies.
+    its requests, in a sentence. `response`: the message of its replies. `sizes`: the fields of a description that are
+    not 0. `has_options`: whether a revision completes the options of requests.
     """
 
     task: ClassVar[Task]
@@ -52,6 +57,14 @@ class Kind(ABC):
     served: ClassVar[tuple[str, ...]]
     message: ClassVar[str]
     response: ClassVar[type[Any]]
+    sizes: ClassVar[tuple[str, ...]] = (
+        "dimensions",
+        "max_input_tokens",
+        "step_token_capacity",
+        "step_query_capacity",
+        "vocabulary_size",
+    )
+    has_options: ClassVar[bool] = True
 
     # In messages
 
@@ -88,6 +101,47 @@ class Kind(ABC):
         del request
         return "inputs"
 
+    # On the way; what says so serves `wings/generation`
+
+    def start_by_s(self, request: Request) -> float:
+        """The time (monotonic) by which its computation is to have begun."""
+        return request.deadline_s
+
+    def refusal(self, request: Request, token_count: int, dispatcher: Dispatcher, now_s: float) -> Failure | None:
+        """Why a call is refused that would come too late for its own wishes."""
+        del request, token_count, dispatcher, now_s
+        return None
+
+    def replayed(self, request: Request) -> None:  # noqa: B027 - most need nothing
+        """It may have been answered before: it does not expire by its own wishes."""
+
+    def restart(self, request: Request) -> bool:
+        """Begin anew, on another model revision; False if it cannot."""
+        del request
+        return True
+
+    def answered_by(self, request: Request) -> str:
+        """The model revision that answered it; empty if none did."""
+        outcome = request.outcomes[0] if request.outcomes else None
+        return outcome.batch.model_revision if isinstance(outcome, Vector) else ""
+
+    def first_token_s(self, request: Request) -> float:
+        """When the first part of its result came (monotonic), if it comes in parts."""
+        del request
+        return inf
+
+    def poison(self, request: Request) -> Sequence[bytes]:
+        """What is refused beside the sequence that made engines fail."""
+        del request
+        return ()
+
+    def too_long(self, request: Request, description: ServerDescription, found: str) -> Failure:
+        """The failure of an input that is too long; `found`: its length."""
+        del request
+        remedy = "send less, or set truncate to TRUNCATE_END or TRUNCATE_START"
+        taken = f"{description.max_input_tokens} tokens"
+        return Failure(Code.OUT_OF_RANGE, f"{found}: {description.model} takes {taken}; {remedy}")
+
     # Sizes
 
     def characters(self, request: Request) -> int:
@@ -114,6 +168,35 @@ class Kind(ABC):
         """What a server that does the task says of it. Raises BadDescription."""
         del said
         return Details()
+
+    def described(self, description: ServerDescription, said: pb.DescribeResponse) -> ServerDescription:
+        """A server's description, with what is otherwise for this task."""
+        del said
+        return description
+
+    def connect(self, client: Any, description: ServerDescription) -> ModelServer | None:
+        """A server that takes more than batches; `client`: a `ModelServerClient`."""
+        del client, description
+        return None
+
+    async def probe(self, server: ModelServer, token_ids: bytes, *, timeout_s: float) -> float | None:
+        """Have these ids (int32) computed. Returns the engine's time (s), if it is known. Raises BatchFailed."""
+        batch = OutgoingBatch(
+            batch_id="probe",
+            token_ids=token_ids,
+            lengths=(len(token_ids) // ID_BYTES).to_bytes(ID_BYTES, "little"),
+            query_count=1,
+            token_count=len(token_ids) // ID_BYTES,
+            attempt=0,
+            isolate=False,
+            max_step_tokens=2**31 - 1,
+        )
+        with suppress(ModelServerBusy):  # it is alive and busy
+            result = await server.embed(batch, timeout_s=timeout_s)
+            for _, code, message in result.errors:
+                raise ModelServerLost(f"it fails on a probe: {Code(code).name}: {message}")
+            return result.report.engine_s
+        return None
 
     def check_tokenizer(self, description: ServerDescription, tokenizer: Tokenizer) -> None:  # noqa: B027 - most need nothing
         """Raises ValueError where sequences of the task cannot be made with it. Called on a thread."""

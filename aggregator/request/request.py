@@ -9,7 +9,6 @@ from sys import getsizeof
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from aggregator.errors import Code, InvalidRequest, TokenbatchError
-from aggregator.request.generation import Generation
 from aggregator.request.vector import Vector
 from aggregator.scheduler.budget import ServiceLevel
 from aggregator.scheduler.queue import TokenQueue
@@ -71,7 +70,13 @@ def checked_tenant(tenant: str, field: str) -> str:
     return tenant
 
 
-Outcome = Vector | Generation | Failure
+class Result:
+    """The result of an input where it is no row of a batch; used by `wings/generation`."""
+
+    __slots__ = ()
+
+
+Outcome = Vector | Result | Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +150,7 @@ class Request:
     its inputs in the queue, kept only where a caller may go away (gRPC). Once `admitted` it is not refused again for
     lack of room. `given_up`: its caller has left. `redriven`: it failed before, and an operator wants it tried again.
     Times are monotonic seconds; a deadline of `inf` means none. `details`: what only its `kind` knows of it.
-    `generation`: None if it asks for none. `replay`: it may have been answered before, by `replay_revision` if that is
+    `replay`: it may have been answered before, by `replay_revision` if that is
     known.
     """
 
@@ -171,7 +176,6 @@ class Request:
     admitted: bool = False
     given_up: bool = False
     redriven: bool = False
-    generation: Generation | None = None
     details: object = None
     replay: bool = False
     replay_revision: str = ""

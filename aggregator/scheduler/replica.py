@@ -110,6 +110,11 @@ class Replica:
     of the last reply. A server runs the batches that wait in the order of their classes, so `_out` is in that order.
     """
 
+    sequences = 0
+    """Of this aggregator, that run by themselves here; used by `wings/generation`."""
+    kv_tokens = 0
+    """Tokens that the server's KV cache holds; 0: it has none."""
+
     def __init__(
         self,
         name: str,

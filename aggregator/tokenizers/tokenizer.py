@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
@@ -13,10 +12,6 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer as Reference
 from tokenizers.decoders import DecodeStream
-
-from aggregator.tokenizers.chat_template import ChatTemplate
-from aggregator.tokenizers.pieces import Pieces
-from protos.generation.v1.generation_pb2 import Message
 
 TOKENIZER_FILE = "tokenizer.json"
 """The file that must be among a tokenizer's: the fast tokenizer's whole definition."""
@@ -64,7 +59,7 @@ class Tokenizer:
         self._reference = _open_reference(file)
         self._fast = open_fast(file, self._reference) if open_fast is not None else None
         self._prefix, self._suffix = _special_ids(self._reference)
-        self._chat_template = ChatTemplate(folder)
+        self.folder = folder
 
     @property
     def special_ids(self) -> tuple[bytes, bytes]:
@@ -98,18 +93,6 @@ class Tokenizer:
     def without_special(self, token_ids: bytes) -> bytes:
         """The token ids of a text without the special tokens around it; int32 little endian."""
         return token_ids.removeprefix(self._prefix).removesuffix(self._suffix)
-
-    def prompt(self, messages: Sequence[Message]) -> str:
-        """A chat as the model's own template formats it. Raises InvalidRequest."""
-        return self._chat_template.prompt(messages)
-
-    @cached_property
-    def _pieces(self) -> Pieces:
-        return Pieces(self._reference)
-
-    def piece(self, token_id: int) -> tuple[str, bytes]:
-        """A token's name, and the bytes that it adds to a text: perhaps a part of a character."""
-        return self._pieces.piece(token_id)
 
     def detokenizer(self, prompt_ids: bytes) -> Detokenizer:
         """The detokenizer of the text after these ids, int32 little endian."""

@@ -20,7 +20,7 @@ from aggregator.admission.models import Models
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
-from aggregator.registry import ROUTES, SERVICES
+from aggregator.registry import DOORS, ROUTES, SERVICES
 from aggregator.request.request import Failure, Request
 from aggregator.request.vector import CompletedBatch, Vector
 from aggregator.scheduler.dispatcher import DispatchPolicy
@@ -123,7 +123,7 @@ async def grpc_callers(served: Served) -> AsyncGenerator[Callers]:
 @asynccontextmanager
 async def http_callers(served: Served) -> AsyncGenerator[Callers]:
     settings = HttpSettings(bind="127.0.0.1:0")
-    source = HttpSource(settings, GrpcSettings().tls, served, ROUTES)
+    source = HttpSource(settings, GrpcSettings().tls, served, ROUTES, doors=DOORS)
     await source.prepare(1.0)
     async with aiohttp.ClientSession(f"http://{source.address}") as session:
         yield HttpCallers(source, session)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -14,30 +14,24 @@ from aggregator.request.vector import CompletedBatch, Vector
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.calls import Call
 from aggregator.sources.embedding import EMBEDDING
-from aggregator.sources.generating import GENERATION
 from aggregator.sources.http.answer import Answer, Read
 from aggregator.sources.http.embeddings import EmbeddingsReader
 from aggregator.sources.http.errors import described
-from aggregator.sources.http.generation import DONE, ChatRequest, CompletionRequest, GenerationReader, GenerationWriter
 from aggregator.sources.wire.message import parse
-from protos.generation.v1 import generation_pb2 as pb
 from tests.fuzz.target import Target
 from tests.support.fake_source import GRPC
-from tests.support.fake_tokenizer import Pieces
 from tests.support.http_bodies import AnyRevision, room
 
-_DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE, max_inputs=5)
+DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE, max_inputs=5)
 _FAILURE = Failure(Code.INTERNAL, "it broke")
 _MOST_CHARACTERS = 301
 _ORIGIN = Call(room())
-_LETTERS = Pieces(lambda token_id: chr(97 + token_id % 26))
 
 
 _EMBEDDINGS = EmbeddingsReader(AnyRevision(), trusts_token_ids=False)
-_GENERATION = GenerationReader(AnyRevision(), trusts_token_ids=True)
 
 
-def _refused(error: TokenbatchError) -> None:
+def refused(error: TokenbatchError) -> None:
     """Its response can be written, and does not send a whole body back."""
     status, body, _ = described(Failure.of(error))
     shown = json.loads(body)["error"]
@@ -45,8 +39,8 @@ def _refused(error: TokenbatchError) -> None:
     assert len(shown["message"]) <= _MOST_CHARACTERS, "A refusal quotes too much."
 
 
-def _parsed(kind: Kind, message: Any) -> Request:
-    return parse(kind, message, _DEFAULTS, _ORIGIN, received_s=0.0, wall_s=1000.0)
+def parsed(kind: Kind, message: Any) -> Request:
+    return parse(kind, message, DEFAULTS, _ORIGIN, received_s=0.0, wall_s=1000.0)
 
 
 def check_embeddings(data: bytes) -> None:
@@ -57,12 +51,12 @@ def check_embeddings(data: bytes) -> None:
 def check_read(read: Read, data: bytes, kind: Kind = EMBEDDING, dimensions: int = 16) -> None:
     """Reads, refuses and answers a body of a kind, whose results have so many numbers."""
     try:
-        message, answer = read(data, _DEFAULTS, "id")
-        request = _parsed(kind, message)
+        message, answer = read(data, DEFAULTS, "id")
+        request = parsed(kind, message)
     except TokenbatchError as error:
-        _refused(error)
+        refused(error)
         return
-    assert 0 < len(request.inputs) <= _DEFAULTS.max_inputs, "More inputs than are taken, or none."
+    assert 0 < len(request.inputs) <= DEFAULTS.max_inputs, "More inputs than are taken, or none."
     _write_vectors(request, answer, dimensions)
     if not answer.needs_all and len(request.inputs) > 1:
         request.outcomes, request.failed = [_FAILURE, *request.outcomes[1:]], True
@@ -89,37 +83,4 @@ def _write_vectors(request: Request, answer: Answer, dimensions: int) -> None:
         json.loads(body)
 
 
-def check_generation(data: bytes) -> None:
-    """A body of /v1/completions, or of /v1/chat/completions behind an odd byte."""
-    read = _GENERATION.chat if data[:1] and data[0] % 2 else _GENERATION.completion
-    try:
-        message, asked = read(data[1:], _DEFAULTS, "id")
-        request = _parsed(GENERATION, message)
-    except TokenbatchError as error:
-        _refused(error)
-        return
-    _write(request, asked)
-
-
-def _write(request: Request, asked: CompletionRequest | ChatRequest) -> None:
-    """Two tokens, whole and as events."""
-    generated = request.generation
-    assert generated is not None, "A generation request has no generation."
-    assert request.inputs[0] or generated.messages, "There is no prompt."
-    generated.begin("r1", bytes(4), _LETTERS)
-    logprobs = [pb.TokenLogprobs(token=pb.TokenLogprob(token_id=number, logprob=-1)) for number in range(2)]
-    generated.extend([0, 1], logprobs)
-    if not generated.finished:
-        generated.end(pb.FINISH_REASON_LENGTH)
-    json.loads(GenerationWriter(request, asked, lambda: cast("Any", _LETTERS)).whole())
-    generated.restart_stream()
-    *events, last = GenerationWriter(request, asked, lambda: cast("Any", _LETTERS)).events(done=True)
-    assert last == DONE, "A stream does not end."
-    for event in events:
-        json.loads(event.removeprefix(b"data: "))
-
-
-TARGETS = (
-    Target("http_embeddings", check_embeddings),
-    Target("http_generation", check_generation),
-)
+TARGETS = (Target("http_embeddings", check_embeddings),)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from tests.fuzz import (
     file_targets,
-    generation_targets,
     http_targets,
     kafka_targets,
     server_targets,
 )
 from tests.fuzz.aggregator.wings.authentication import credential_targets
+from tests.fuzz.aggregator.wings.generation import http_targets as generation_http_targets
+from tests.fuzz.aggregator.wings.generation import targets as generation_targets
 from tests.fuzz.aggregator.wings.http_forms import form_targets
 from tests.fuzz.aggregator.wings.ranking import targets as ranking_targets
 from tests.fuzz.aggregator.wings.undecodable import batch_targets
@@ -22,8 +23,9 @@ _MODULES = [
     server_targets,
     credential_targets,
     file_targets,
-    generation_targets,
     http_targets,
+    generation_targets,
+    generation_http_targets,
     ranking_targets,
 ]
 TARGETS: dict[str, Target] = {target.name: target for module in _MODULES for target in module.TARGETS}

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
-from aggregator.registry import KINDS
+from aggregator.registry import KINDS, PROGRESS
 from aggregator.request.request import Source
 from aggregator.settings.aggregator import TopicSettings
 from aggregator.sources.kafka.outgoing import OutgoingRecord
@@ -70,7 +70,14 @@ class KafkaAsBroker:
         producer = self._cluster.producer(settings)
         await producer.start()
         source = KafkaSource(
-            settings, "m", consumer, producer, kinds=KINDS, metrics=Metrics(self.metrics), tracing=Tracing()
+            settings,
+            "m",
+            consumer,
+            producer,
+            kinds=KINDS,
+            progress=PROGRESS,
+            metrics=Metrics(self.metrics),
+            tracing=Tracing(),
         )
         running = asyncio.create_task(consumer.run())
         try:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator.errors import BatchFailed, EngineFailed, ModelServerLost
-from aggregator.model_server import GenerationLoad, OutgoingBatch, ServerDescription, ServerSequence, StepResult
+from aggregator.model_server import GenerationLoad, OutgoingBatch, ServerDescription, StepResult
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.replica import StepReport
 from modelserver.engines.engine import Spans
@@ -107,15 +107,6 @@ class FakeEngine:
                 return await self._run(batch, asyncio.get_running_loop().time() - came_s)
         except TimeoutError as error:
             raise ModelServerLost("DEADLINE_EXCEEDED: the fake took too long") from error
-
-    def generate(self, sequence: ServerSequence) -> None:
-        raise AssertionError((sequence, "It only embeds."))
-
-    def abort(self, sequence: ServerSequence) -> None:
-        raise AssertionError((sequence, "It only embeds."))
-
-    async def probe(self, token_ids: bytes, *, timeout_s: float) -> None:
-        raise AssertionError((token_ids, timeout_s, "It only embeds."))
 
     async def _run(self, batch: OutgoingBatch, staged_s: float) -> StepResult:
         curve = self.description.curve

@@ -9,11 +9,9 @@ from math import inf
 from typing import Any
 
 from aggregator.request import request as requests
-from aggregator.request.generation import Generation
 from aggregator.request.request import Options, Outcome, Receive, Request, Source
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.embedding import EMBEDDING
-from aggregator.sources.generating import GENERATION
 
 
 @dataclass(eq=False)
@@ -83,8 +81,6 @@ def any_request(*inputs: str | bytes, outcomes: Sequence[Outcome | None] | None 
         "outcomes": [None] * len(inputs) if outcomes is None else outcomes,
         "remaining": len(inputs) if outcomes is None else 0,
     }
-    if changes.get("generation") is not None:
-        changes |= {"kind": GENERATION, "details": changes["generation"]}
     return Request(inputs=[*inputs], **{**fields, **changes})
 
 
@@ -100,9 +96,3 @@ async def take(source: Source, count: int) -> list[Request]:
 async def reply_all(to: Source, requests: Sequence[Request]) -> list[Request]:
     """Reply to requests; returns them in the order in which their replies were delivered."""
     return [request async for delivered in to.reply(requests) for request in delivered]
-
-
-def text_of(request: Request) -> Generation:
-    """What a request for a text has become."""
-    assert request.generation is not None
-    return request.generation

@@ -19,6 +19,7 @@ from aggregator.model_server import PoolMembers, ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.pipeline import Pipeline
+from aggregator.registry import RUNNERS
 from aggregator.request import request as requests
 from aggregator.request.request import Defaults, Failure, Receive, Request
 from aggregator.request.vector import Vector
@@ -151,6 +152,7 @@ class FakedPipeline:
             Tracing(),
             limits=AdmissionLimits(Quotas(quotas or QuotaPolicy())),
             max_unavailable_s=max_unavailable_s,
+            runners=RUNNERS,
             clock=lambda: asyncio.get_running_loop().time(),
             jitter=lambda: 0.5,
         )

@@ -10,7 +10,7 @@ from typing import Any, Self
 from aggregator.admission.ledger import Intake
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
-from aggregator.registry import KINDS
+from aggregator.registry import KINDS, PROGRESS
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.source import KafkaSource
 from k8s.pod.metrics_buffer import MetricsBuffer
@@ -42,6 +42,7 @@ class KafkaSourceOverFakes:
             metrics=Metrics(self.buffer),
             tracing=Tracing(),
             kinds=KINDS,
+            progress=PROGRESS,
             clock=lambda: asyncio.get_running_loop().time(),
             wall_clock=lambda: asyncio.get_running_loop().time() + self.wall_ahead_s,
         )

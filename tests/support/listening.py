@@ -28,7 +28,7 @@ from aggregator.model_server import ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.pipeline import Pipeline
-from aggregator.registry import ROUTES, SERVICES
+from aggregator.registry import DOORS, ROUTES, RUNNERS, SERVICES
 from aggregator.request.request import Request
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.dispatcher import DispatchPolicy
@@ -142,7 +142,9 @@ async def listening(
     pool = FakePool(pooled, tokenizer())
     buffer = MetricsBuffer()
     metrics = Metrics(buffer)
-    pipeline = Pipeline(models, pool, metrics, Tracing(), limits=make_limits(configured, ready_aggregators))
+    pipeline = Pipeline(
+        models, pool, metrics, Tracing(), limits=make_limits(configured, ready_aggregators), runners=RUNNERS
+    )
     served = Served(
         default_model=configured.models[0].name,
         models=models,
@@ -155,7 +157,7 @@ async def listening(
     pipeline.sources.append(source)
     http = None
     if configured.http.bind:
-        http = HttpSource(configured.http, configured.grpc.tls, served, ROUTES, STATIC_PATHS)
+        http = HttpSource(configured.http, configured.grpc.tls, served, ROUTES, doors=DOORS, static_paths=STATIC_PATHS)
         pipeline.sources.append(http)
     task = asyncio.create_task(pipeline.run())
     await source.prepare(1.0)

@@ -63,7 +63,7 @@ class Call:
             self._waiter.set_result(None)
 
     def progressed(self) -> None:
-        """Its request's generation has new tokens; it is answered once, at the end."""
+        """There is something new of its request; it is answered once, at the end."""
 
     async def wait(self, timeout_s: float = inf) -> None:
         """Wait until every input has its outcome. Raises TimeoutError."""
@@ -82,34 +82,6 @@ class Call:
 def _give_up(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_exception(TimeoutError())
-
-
-class GenerationCall(Call):
-    """The origin of a streamed request; a slow caller gets several deltas as one."""
-
-    __slots__ = ("_news", "over", "streams")
-
-    def __init__(self, room: Room) -> None:
-        super().__init__(room)
-        self.over = False
-        self.streams = False
-        self._news = asyncio.Event()
-
-    @override
-    def progressed(self) -> None:
-        """Wake the caller only if it streams."""
-        if self.streams:
-            self._news.set()
-
-    @override
-    def complete(self, request: Request) -> None:
-        self.over = True
-        self._news.set()
-
-    async def news(self) -> None:
-        """Wait until the text has grown or the request is complete."""
-        await self._news.wait()
-        self._news.clear()
 
 
 def call_of(request: Request) -> Call:

@@ -16,7 +16,6 @@ from aggregator.settings.aggregator import GrpcSettings, TlsSettings
 from aggregator.sources.calls.calls import CallSource, Served
 from aggregator.sources.calls.certificates import server_context, watch_certificates
 from aggregator.sources.calls.load import Limits
-from aggregator.sources.grpc.generation import GenerationService
 from aggregator.sources.grpc.reading import GrpcCalls, Reading, RpcService
 from aggregator.sources.grpc.service import EmbeddingsService
 from k8s.pod.grpc.server import GrpcServer, Handlers
@@ -43,8 +42,8 @@ class GrpcSource(CallSource):
             *(self._batcher, served.give_up, self._callers, served.load), reading=reading, dimensions=models.dimensions
         )
         telemetry = CallTelemetry(served.tracing, served.load.metrics)
-        embeddings, generation = EmbeddingsService(calls, telemetry, models), GenerationService(calls, telemetry)
-        self._services: Sequence[RpcService] = embeddings, generation, *(new(calls, telemetry) for new in services)
+        embeddings = EmbeddingsService(calls, telemetry, models)
+        self._services: Sequence[RpcService] = embeddings, *(new(calls, telemetry) for new in services)
         handlers: dict[str, Handlers] = {}
         for service in self._services:  # several may have methods of one
             handlers[service.name] = {**handlers.get(service.name, {}), **service.handlers()}

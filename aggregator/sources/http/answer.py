@@ -84,6 +84,10 @@ class Answer(ABC):
     def size_bytes(self, request: Request) -> int:
         """About the size of the body, before there are results."""
 
+    def tokens(self, request: Request) -> tuple[int, int]:
+        """The tokens of its inputs, and those that were made."""
+        return token_count(request), 0
+
     def takes_long(self, request: Request) -> bool:
         """Whether it is to be written on a thread."""
         return request.kind.is_large(request)

@@ -14,7 +14,7 @@ from aggregator.sources.calls.calls import CallSource, Served
 from aggregator.sources.calls.certificates import server_context, watch_certificates
 from aggregator.sources.http.answer import Form
 from aggregator.sources.http.calls import HttpCalls
-from aggregator.sources.http.service import OpenAIService
+from aggregator.sources.http.service import OpenAIService, OpenRoutes
 from aggregator.sources.http.static import Static
 from k8s.pod.http.connections import Connections
 from k8s.pod.http.server import HttpServer
@@ -31,13 +31,21 @@ class HttpSource(CallSource):
         tls: TlsSettings,
         served: Served,
         routes: Mapping[str, Form],
+        *,
+        doors: Sequence[OpenRoutes] = (),
         static_paths: Sequence[Mapping[str, Callable[[], Static]]] = (),
     ) -> None:
-        """`routes`, `static_paths`: see `OpenAIService`. Raises StartError for certificates that cannot be read."""
+        """Raises StartError for certificates that cannot be read; the rest is as in `OpenAIService`."""
         super().__init__(HTTP, served, served.load.limits.max_inputs)
         calls = HttpCalls(self._batcher, served.give_up, self._callers, served.load, timeout_s=settings.timeout_s)
         self.service = OpenAIService(
-            calls, served.models, served.tracing, routes, static_paths, trusts_token_ids=settings.trusts_token_ids
+            calls,
+            served.models,
+            served.tracing,
+            routes,
+            doors=doors,
+            static_paths=static_paths,
+            trusts_token_ids=settings.trusts_token_ids,
         )
         closed, most = served.load.metrics.http_closed, served.load.limits.max_connections
         self._connections = Connections(most, lambda why: closed.add(1, HttpClosed(why)))

@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from typing import Annotated, Any, TypeVar, cast
@@ -22,35 +23,24 @@ from aggregator.errors import Code, ModelUnavailable, TokenbatchError, shown
 from aggregator.observability.calls import CANCELLED, CallTelemetry
 from aggregator.observability.tracing import Tracing
 from aggregator.request.kind import Kind
-from aggregator.request.request import Defaults, Request
+from aggregator.request.request import Request
 from aggregator.scheduler.work_item import Task
 from aggregator.slow_lane import TakesLong, in_slow_lane
 from aggregator.sources.calls.callers import Identity
-from aggregator.sources.calls.calls import Call, GenerationCall, call_of, failure_of
+from aggregator.sources.calls.calls import Call, call_of, failure_of
 from aggregator.sources.calls.load import Room
 from aggregator.sources.embedding import EMBEDDING
-from aggregator.sources.generating import GENERATION
 from aggregator.sources.http.answer import Answer, Form, Read
 from aggregator.sources.http.calls import HttpCalls
 from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions
 from aggregator.sources.http.errors import FieldError, described, described_error
 from aggregator.sources.http.exchange import HttpExchange
-from aggregator.sources.http.generation import (
-    ChatRequest,
-    CompletionRequest,
-    GenerationReader,
-    GenerationWriter,
-    WholeText,
-)
 from aggregator.sources.http.json_body import decode_body, takes_long
 from aggregator.sources.http.static import Static
-from aggregator.tokenizers.tokenizer import Tokenizer
 from k8s.pod.http.exchange import Exchange, HttpError, Service
-from protos.generation.v1.generation_pb2 import GenerateRequest
 
 _LONGEST_PATH = 64
 """Characters of an unknown path that is compared with those that there are."""
-_EVENTS = {"content-type": "text/event-stream", "cache-control": "no-cache"}
 
 _MANY_IDS = 4096  # written as numbers in half a millisecond
 _MANY_TOKENS = 64  # each takes 5 to 10 µs to become text
@@ -78,7 +68,6 @@ TOKENIZE, DETOKENIZE = msgspec.json.Decoder(Tokenize), msgspec.json.Decoder(Deto
 Serve = Callable[[HttpExchange], None]
 Asked = tuple[Kind, bytes, Identity, float, Room, Callable[[bytes, Identity], tuple[Any, Call]]]
 """The kind of a body, the body, its caller, deadline and room, and its decoder."""
-ReadGeneration = Callable[[bytes, Defaults, str], tuple[GenerateRequest, CompletionRequest | ChatRequest]]
 
 
 class DeadlinePassed(TokenbatchError):
@@ -112,17 +101,6 @@ class AnsweredCall(Call):
         self._answer(request)
 
 
-class HttpGenerationCall(GenerationCall):
-    """The origin of a request for a generation, and the body that asked for it."""
-
-    __slots__ = ("asked",)
-
-    def __init__(self, room: Room, asked: CompletionRequest | ChatRequest) -> None:
-        super().__init__(room)
-        self.asked = asked
-        self.streams = bool(asked.stream)
-
-
 class Mounted(ABC):
     """Routes of another part, below paths of its own."""
 
@@ -139,6 +117,18 @@ class Mounted(ABC):
         """The head of a call is there, and the call holds its room. Raises TokenbatchError or HttpError."""
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A POST that is served by a part of its own. `whole`: its body where the answer is one message."""
+
+    serve: Serve
+    whole: Form
+
+
+OpenRoutes = Callable[["OpenAIService"], Mapping[str, Route]]
+"""The routes of a part, by path. Used by `wings/generation`."""
+
+
 class OpenAIService(Service):
     """Answers the requests of all connections."""
 
@@ -148,29 +138,25 @@ class OpenAIService(Service):
         models: Models,
         tracing: Tracing,
         routes: Mapping[str, Form],
-        static_paths: Sequence[Mapping[str, Callable[[], Static]]] = (),
         *,
+        doors: Sequence[OpenRoutes] = (),
+        static_paths: Sequence[Mapping[str, Callable[[], Static]]] = (),
         trusts_token_ids: bool,
     ) -> None:
-        """`routes`: each is a POST, beside those of embeddings and generations; `static_paths`: answers to GET."""
+        """`routes`, `doors`: each is a POST, beside that of embeddings; `static_paths`: answers to GET."""
         self.calls = calls
         self._telemetry = CallTelemetry(tracing, calls.load.metrics)
-        self._models = models
-        revisions = Revisions(models)
-        embeddings = EmbeddingsReader(revisions, trusts_token_ids=trusts_token_ids)
-        generation = GenerationReader(revisions, trusts_token_ids=trusts_token_ids)
+        self.models = models
+        self.trusts_token_ids = trusts_token_ids
+        embeddings = EmbeddingsReader(Revisions(models), trusts_token_ids=trusts_token_ids)
         forms: dict[str, Form] = {"/v1/embeddings": (EMBEDDING, embeddings), **routes}
-        self.forms: Mapping[str, Form] = {
-            **forms,
-            "/v1/completions": (GENERATION, partial(self._read_whole, generation.completion)),
-            "/v1/chat/completions": (GENERATION, partial(self._read_whole, generation.chat)),
-        }
+        opened = {path: route for open_routes in doors for path, route in open_routes(self).items()}
+        self.forms: Mapping[str, Form] = {**forms, **{path: route.whole for path, route in opened.items()}}
         """The bodies whose answer can be whole, by their path."""
         self.mounted: list[Mounted] = []
         self._routes: dict[str, tuple[str, Serve]] = {
             **{path: ("POST", partial(self._serve, *form)) for path, form in forms.items()},
-            "/v1/completions": ("POST", partial(self._generate, generation.completion)),
-            "/v1/chat/completions": ("POST", partial(self._generate, generation.chat)),
+            **{path: ("POST", route.serve) for path, route in opened.items()},
             "/tokenize": ("POST", self._tokenize),
             "/detokenize": ("POST", self._detokenize),
             "/v1/models": ("GET", self._list_models),
@@ -296,77 +282,6 @@ class OpenAIService(Service):
     async def _encode(self, exchange: HttpExchange, answer: Answer, request: Request) -> None:
         exchange.answer(200, await in_slow_lane(partial(answer.write, request)), answer.headers(request))
 
-    def _read_whole(
-        self, read: ReadGeneration, data: bytes, defaults: Defaults, request_id: str
-    ) -> tuple[GenerateRequest, WholeText]:
-        message, asked = read(data, defaults, request_id)
-        if asked.stream:
-            raise FieldError("the answer is whole here: leave it out", "stream")
-        return message, WholeText(asked, self._tokenizer_of)
-
-    def _generate(self, read: ReadGeneration, exchange: HttpExchange) -> None:
-        exchange.start(self._write_generation(read, exchange))
-
-    async def _write_generation(self, read: ReadGeneration, exchange: HttpExchange) -> None:
-        """One text, whole or as events. A failure before the first event has its status; a later one is an event."""
-        calls, room = self.calls, exchange.held_room
-
-        def decoded(data: bytes, identity: Identity) -> tuple[GenerateRequest, HttpGenerationCall]:
-            message, asked = read(data, identity.defaults, exchange.request_id)
-            return message, HttpGenerationCall(room, asked)
-
-        data = exchange.take_body()
-        asked = GENERATION, data, exchange.identity, exchange.deadline_s, room, decoded
-        try:
-            request = await calls.take_in_slow_lane(*asked) if takes_long(data) else calls.take(*asked)
-        except TakesLong:
-            request = await calls.take_in_slow_lane(*asked)
-        calls.submit(request)
-        try:
-            await self._write_texts(exchange, request)
-        except BaseException:
-            calls.give_up(request)
-            raise
-
-    async def _write_texts(self, exchange: HttpExchange, request: Request) -> None:
-        call, generated = call_of(request), request.generation
-        assert isinstance(call, HttpGenerationCall), "A generation request has another kind of call. This is a bug."
-        assert generated is not None, "A generation request has no generation. This is a bug."
-        writer = GenerationWriter(request, call.asked, self._tokenizer_of(request))
-        headers = {"x-request-id": request.request_id}
-        while not call.over:
-            await call.news()
-            if call.streams and generated.token_ids:
-                break
-        if call.over and request.failure is not None and not (call.streams and generated.token_ids):
-            status, body, others = described(request.failure)
-            exchange.answer(status, body, {**others, **headers})
-        elif not call.streams:
-            exchange.answer(200, writer.whole(), headers)
-        else:
-            exchange.begin_stream({**_EVENTS, **headers})
-            done = False
-            while not done:  # a caller that reads slowly gets several deltas as one
-                done = call.over
-                for event in writer.events(done=done):
-                    await exchange.write(event)
-                if not done:
-                    await call.news()
-            if request.failure is not None:
-                exchange.failed_late(request.failure.code.name)
-            exchange.end_stream()
-
-    def _tokenizer_of(self, request: Request) -> Callable[[], Tokenizer]:
-        """The tokenizer of its revision, which is known only after admission."""
-
-        def tokenizer() -> Tokenizer:
-            assert request.generation is not None, "A text has no generation. This is a bug."
-            revisions = self._models.find(request.model, request.task).revisions
-            served = revisions.get(request.generation.model_revision) or next(iter(revisions.values()))
-            return served.tokenizer
-
-        return tokenizer
-
     def _tokenize(self, exchange: HttpExchange) -> None:
         exchange.start(self._count(exchange))
 
@@ -417,17 +332,17 @@ class OpenAIService(Service):
     def _served(self, name: str) -> ModelRevision:
         """The revision that most servers have. Raises UnknownModel or ModelUnavailable."""
         for task in Task:
-            served = self._models.find(name, task).choose("", "")
+            served = self.models.find(name, task).choose("", "")
             if served is not None:
                 return served
         raise ModelUnavailable(f"model {name} has no server now")
 
     def _list_models(self, exchange: HttpExchange) -> None:
-        exchange.answer(200, msgspec.json.encode({"object": "list", "data": listed(self._models.tasks)}), {})
+        exchange.answer(200, msgspec.json.encode({"object": "list", "data": listed(self.models.tasks)}), {})
 
     def _show_model(self, exchange: HttpExchange) -> None:
         name = exchange.path.removeprefix("/v1/models/")
-        found = listed(self._models.find(name, task) for task in Task)
+        found = listed(self.models.find(name, task) for task in Task)
         if not found:
             raise ModelUnavailable(f"model {name} has no server now")
         exchange.answer(200, msgspec.json.encode(found[0]), {})

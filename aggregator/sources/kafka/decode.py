@@ -268,8 +268,7 @@ def _answer_as_before(request: Request, in_flight: InFlightRecord, received_s: f
     request.replay = True
     request.replay_revision = before.model_revision(offset, request.model)
     request.deadline_s = min(request.deadline_s, received_s) if before.expired(offset) else inf
-    if request.generation is not None:
-        request.generation.first_token_by_s = inf
+    request.kind.replayed(request)
 
 
 def _route(headers: Sequence[Header], intake: TopicIntake, found: Mapping[str, bytes]) -> ReplyRoute:

@@ -1,4 +1,4 @@
-"""Complete each record once the broker has acknowledged its reply or its dead letter; write deltas on the way there."""
+"""Complete each record once the broker has acknowledged its reply or its dead letter; write its progress before."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 
@@ -23,15 +23,13 @@ from aiokafka.errors import (
 from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics, Unwritten
 from aggregator.request.request import KAFKA, Failure, Request
-from aggregator.request.vector import Vector
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.answered import EXPIRED, Answer
 from aggregator.sources.kafka.decode import Refused, ReplyRoute, origin_of, record_of, reply_id
 from aggregator.sources.kafka.offsets import Header, InFlightRecord
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer
-from aggregator.sources.wire import generation
-from aggregator.sources.wire.encode import json_of
+from aggregator.sources.kafka.progress import Progress
 from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX, encode, encode_failure, internal_failure
 
 _LOG = logging.getLogger(__name__)
@@ -49,8 +47,6 @@ _UNWRITTEN: dict[type[Exception], Unwritten] = {
 }
 _REPLAY: Header = ("replay", b"true")
 """The header of a reply that may have come before."""
-_EVERY_S = 0.05
-"""New tokens of this time become one record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +56,7 @@ class Outcomes:
     settings: KafkaSettings
     producer: KafkaProducer
     dead_letters: DeadLetters
-    deltas: Deltas
+    progress: Sequence[Progress]
     metrics: Metrics
     clock: Callable[[], float]
 
@@ -70,7 +66,7 @@ class Outcomes:
         Requests that come after the producer was closed are left to the next consumer of their records.
         """
         live = [request for request in requests if not record_of(request).committed_offset.fenced]
-        last_deltas = self.deltas.end(live)
+        last = [(progress, progress.end(live)) for progress in self.progress]
         left = dict.fromkeys(requests)
         if live:
             with contextlib.suppress(ProducerClosed):
@@ -84,8 +80,9 @@ class Outcomes:
                         if error is None:
                             replies[position].value = None  # the others may wait for long
                     yield [live[position] for position, _ in delivered]
-                async for delivered in self.producer.send(last_deltas):
-                    self.deltas.delivered([error for _, error in delivered])
+                for progress, records in last:
+                    async for delivered in self.producer.send(records):
+                        progress.delivered([error for _, error in delivered])
         if left:
             yield tuple(left)
 
@@ -142,10 +139,8 @@ def _answer_of(request: Request) -> Answer | None:
     """How a record was answered, where a replay can be answered the same: by a revision, or that it expired."""
     if request.failed:
         return EXPIRED if request.code is Code.DEADLINE_EXCEEDED else None
-    if request.generation is not None:
-        return Answer(request.model, request.generation.model_revision)
-    outcome = request.outcomes[0] if request.outcomes else None
-    return Answer(request.model, outcome.batch.model_revision) if isinstance(outcome, Vector) else None
+    revision = request.kind.answered_by(request)
+    return Answer(request.model, revision) if revision else None
 
 
 def encode_replies(requests: Sequence[Request], group_id: str, now_s: float = 0.0) -> list[OutgoingRecord]:
@@ -333,79 +328,3 @@ class DeadLetters:
         if full != self.full:
             self.full = full
             self.on_full_changed()
-
-
-@dataclass(eq=False)
-class Deltas:
-    """The generations with new tokens that are not written yet, in the order of their first such token.
-
-    `topics`: the delta topic of each query topic that has one. `known`: whether a model is configured.
-    """
-
-    topics: Mapping[str, str]
-    known: Callable[[str], bool]
-    group_id: str
-    producer: KafkaProducer
-    metrics: Metrics
-    _: KW_ONLY
-    clock: Callable[[], float]
-    _grown: dict[Request, None] = field(default_factory=dict)
-    _writing: asyncio.Task[None] | None = None
-    _refused: bool = False
-
-    def wanted(self, request: Request) -> bool:
-        """Whether the request's topic has a delta topic, and the request wants deltas."""
-        generation = request.generation
-        if generation is None or generation.final_only or not self.known(request.model):
-            return False
-        return record_of(request).topic in self.topics
-
-    def grew(self, request: Request) -> None:
-        """The request's generation has new tokens."""
-        if self.wanted(request):
-            self._grown[request] = None
-            if self._writing is None:
-                self._writing = asyncio.create_task(self._write(), name="write deltas")
-
-    def end(self, requests: Sequence[Request]) -> list[OutgoingRecord]:
-        """The last delta of each completed request that wants them."""
-        ended = [request for request in requests if self.wanted(request)]
-        for request in ended:
-            self._grown.pop(request, None)
-        return [record for request in ended if (record := self._record(request, done=True)) is not None]
-
-    def delivered(self, errors: Sequence[Exception | None]) -> None:
-        """Count delivery errors: deltas that Kafka rejects are missing from the delta topic."""
-        refused = [error for error in errors if error is not None]
-        if refused:
-            self.metrics.deltas_unwritten.add(len(refused))
-        if refused and not self._refused:
-            _LOG.warning("deltas could not be written", extra={"error": type(refused[0]).__name__})
-        self._refused = bool(refused)
-
-    async def _write(self) -> None:
-        try:
-            while self._grown:
-                await asyncio.sleep(_EVERY_S)
-                grown, self._grown = self._grown, {}
-                records = [record for request in grown if (record := self._record(request, done=False)) is not None]
-                async for delivered in self.producer.send(records):
-                    self.delivered([error for _, error in delivered])
-        except ProducerClosed:
-            self._grown.clear()
-        finally:
-            self._writing = None
-
-    def _record(self, request: Request, *, done: bool) -> OutgoingRecord | None:
-        """The next delta; None if there is nothing new, or the partition was revoked."""
-        origin = origin_of(request)
-        record = origin.in_flight
-        if record.committed_offset.fenced:
-            return None
-        identity = reply_id(record, request.request_id, self.group_id)
-        answer = generation.response(request, identity, self.clock(), done=done)
-        if answer is None:
-            return None
-        value = json_of(answer) if origin.route.json else answer.SerializeToString()
-        topic, headers = self.topics[record.topic], origin.route.headers
-        return OutgoingRecord(topic, None, record.key, value, headers, timestamp_ms=record.timestamp)

@@ -33,7 +33,8 @@ from aggregator.sources.kafka.envelope import EnvelopeFormat
 from aggregator.sources.kafka.holdings import Sized, Sizes, WaitingRequests
 from aggregator.sources.kafka.offsets import InFlightRecord
 from aggregator.sources.kafka.producer import KafkaProducer
-from aggregator.sources.kafka.replies import DeadLetters, Deltas, Outcomes
+from aggregator.sources.kafka.progress import OpenProgress, ProgressParts
+from aggregator.sources.kafka.replies import DeadLetters, Outcomes
 from aggregator.sources.wire.values import LARGE_BYTES
 
 _CLOCKS_AGREE_S = 5.0  # with NTP clocks differ by milliseconds; a record further in the future is by a wrong clock
@@ -58,6 +59,7 @@ class KafkaSource(Source):
         kinds: Sequence[Kind] = (EMBEDDING,),
         trusts_tenant: bool = True,
         envelopes: Sequence[EnvelopeFormat] = (),
+        progress: Sequence[OpenProgress] = (),
         known: Callable[[str], bool] = lambda _: True,
         dimensions: Callable[[str], int] = lambda _: 0,
         metrics: Metrics,
@@ -67,8 +69,8 @@ class KafkaSource(Source):
     ) -> None:
         """Raises StartError for a task that is none of `kinds`.
 
-        `envelopes`: the formats that are known. `known`: whether a model is configured. `dimensions`: of its vectors, 0
-        if no server told.
+        `envelopes`: the formats that are known. `progress`: what else is written of requests. `known`: whether a model
+        is configured. `dimensions`: of its vectors, 0 if no server told.
         """
         self._settings = settings
         self._known = known
@@ -84,13 +86,13 @@ class KafkaSource(Source):
         self._dead_letters = DeadLetters(
             settings, producer, metrics, on_full_changed=self._pause_topics, wall_clock=wall_clock
         )
-        deltas = {topic.name: topic.delta_topic for topic in settings.topics if topic.delta_topic}
-        self._deltas = Deltas(deltas, known, settings.group_id, producer, metrics, clock=clock)
+        parts = ProgressParts(settings, producer, metrics, known, clock)
+        self._progress = [open_progress(parts) for open_progress in progress]
         self._outcomes = Outcomes(
             settings=settings,
             producer=producer,
             dead_letters=self._dead_letters,
-            deltas=self._deltas,
+            progress=self._progress,
             metrics=metrics,
             clock=clock,
         )
@@ -125,7 +127,8 @@ class KafkaSource(Source):
 
     @override
     def progressed(self, request: Request) -> None:
-        self._deltas.grew(request)
+        for progress in self._progress:
+            progress.grew(request)
 
     @override
     async def stop(self, grace_s: float) -> None:

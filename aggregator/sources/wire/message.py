@@ -17,7 +17,6 @@ from google.protobuf.message import Message as ProtobufMessage
 from google.protobuf.message_factory import GetMessageClass
 
 from aggregator.errors import InvalidRequest, Undecodable
-from aggregator.request.generation import Generation
 from aggregator.request.kind import Kind
 from aggregator.request.request import Defaults, Request, checked_tenant
 from aggregator.scheduler.work_item import Priority
@@ -142,7 +141,6 @@ def parse(
         remaining=remaining,
         failed=remaining < len(outcomes),
         traceparent=traceparent,
-        generation=details if isinstance(details, Generation) else None,
         details=details,
     )
 

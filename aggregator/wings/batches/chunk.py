@@ -10,7 +10,7 @@ from typing import Any, cast
 from aggregator.errors import Code, TokenbatchError
 from aggregator.request.request import Defaults, Failure, Request, Source
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.http.answer import Answer, Form, token_count
+from aggregator.sources.http.answer import Answer, Form
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.kafka.offsets import InFlightRecord
 from aggregator.sources.wire.message import parse
@@ -114,9 +114,8 @@ def answer_all(requests: Sequence[Request]) -> None:
         try:
             failure = origin.answer.failure(request)
             if failure is None:
-                body, made = origin.answer.write(request), request.generation
-                tokens = token_count(request) if made is None else made.prompt_tokens
-                lines.answer(place, request.request_id, body, tokens, 0 if made is None else len(made.token_ids))
+                body, (tokens, new_tokens) = origin.answer.write(request), origin.answer.tokens(request)
+                lines.answer(place, request.request_id, body, tokens, new_tokens)
             else:
                 lines.fail(place, failure)
         except TokenbatchError as error:

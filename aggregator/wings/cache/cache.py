@@ -118,7 +118,7 @@ def open_caches(settings: AggregatorSettings, buffer: MetricsBuffer) -> Callable
         return {_BYTES: {(): float(sum(cache.bytes for each in tuple(caches) if (cache := each()) is not None))}}
 
     def open_cache(description: ServerDescription) -> KnownRows:
-        if description.generation is not None:  # equal prompts may get different texts
+        if not description.details.is_repeatable:
             return KnownRows()
         cache = RowCache(description, most_bytes, lookups, by_tenant=by_tenant)
         caches[:] = [each for each in caches if each() is not None] + [weakref.ref(cache)]

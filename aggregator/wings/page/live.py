@@ -18,7 +18,6 @@ from aggregator.admission.models import Model
 from aggregator.model_server import GenerationLoad
 from aggregator.reports.state import AggregatorState
 from aggregator.request.request import Backlog
-from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.rates import BusyShare
 from aggregator.scheduler.replica import STATES, Replica
 from aggregator.scheduler.required_replicas import (
@@ -254,7 +253,7 @@ class LiveFeed(Feed):
 
     def _describe(self, lane: dict[str, Any], replica: Replica, task: Task) -> None:
         state = replica.state
-        if isinstance(replica, GeneratingReplica) and replica.sequences and state == "idle":
+        if replica.sequences and state == "idle":
             state = "running"
         if STATES.index(state) >= STATES.index(lane.get("state", "idle")):
             lane["state"] = state
@@ -268,7 +267,7 @@ class LiveFeed(Feed):
                 point=None if curve is None else curve.saturation_point,
             )
         lane["tokens_out"] = lane.get("tokens_out", 0) + replica.tokens_out
-        if isinstance(replica, GeneratingReplica):
+        if replica.kv_tokens:
             lane["sequences"] = replica.sequences
 
     def _scaling(self, model: Model) -> Scaling:

@@ -13,7 +13,7 @@ from aggregator.admission.models import Models
 from aggregator.model_server import ModelServer
 from aggregator.observability.metrics import Totals
 from aggregator.reports.state import AggregatorState
-from aggregator.scheduler.generating_replica import GeneratingReplica
+from aggregator.scheduler.replica import Replica
 from aggregator.scheduler.work_item import Priority
 from aggregator.wings.page.recorder import KEPT_S, LOOKS_S, Recorder, Waits
 from aggregator.wings.page.viewers import EVERY_S
@@ -155,10 +155,10 @@ def _rate(rise: float, before: _Reading | None, now: _Reading) -> float | None:
     return rise / (now.now_s - before.now_s)
 
 
-def generating(models: Models) -> Iterator[tuple[GeneratingReplica, ModelServer]]:
+def generating(models: Models) -> Iterator[tuple[Replica, ModelServer]]:
     for model_revision in models.in_service():
         for name, replica in model_revision.dispatcher.replicas.items():
-            if isinstance(replica, GeneratingReplica):
+            if replica.kv_tokens:
                 yield replica, model_revision.servers[name]
 
 
@@ -170,7 +170,7 @@ def tokens_by_place(models: Models) -> tuple[int, int, int]:
         for model_revision in model.revisions:
             tokens, replicas = model_revision.dispatcher.queue.tokens, model_revision.dispatcher.replicas
             out = sum(replica.tokens_out for replica in replicas.values())
-            sequences += sum(each.sequences for each in replicas.values() if isinstance(each, GeneratingReplica))
+            sequences += sum(each.sequences for each in replicas.values())
             queued, computing, held = queued + tokens, computing + out, held - tokens - out
         if sequences:  # they hold their tokens until they end, and are no batch
             computing += max(0, held)
@@ -190,7 +190,7 @@ def most_tokens(models: Models) -> tuple[int, int, int]:
     for model in models:
         for model_revision in model.revisions:
             for replica in model_revision.dispatcher.replicas.values():
-                computing += replica.kv_tokens if isinstance(replica, GeneratingReplica) else 2 * replica.largest
+                computing += replica.kv_tokens or 2 * replica.largest
     return held, background, computing
 
 

@@ -109,8 +109,9 @@ class Recorder(Observer):
             request: Request = query.request
             waits = Waits(batch.packed_s - query.enqueued_s, batched_s, inference_s)
             self._waits.setdefault(request.source.name, []).append(waits)
-            if request.generation is not None and batch.packed_s <= request.generation.first_token_s < inf:
-                self._first_tokens.append(request.generation.first_token_s - request.received_s)
+            first_token_s = request.kind.first_token_s(request)
+            if batch.packed_s <= first_token_s < inf:
+                self._first_tokens.append(first_token_s - request.received_s)
 
     @override
     def batch_failed(self, batch: Batch, task: Task, code: Code, now_s: float) -> None:

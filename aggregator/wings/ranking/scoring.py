@@ -43,6 +43,7 @@ class PairTemplate(Details):
     """
 
     task: ClassVar[Task] = Task.SCORE
+    is_vectors: ClassVar[bool] = False
     agreed: ClassVar[tuple[str, ...]] = (*Details.agreed, "details")
 
     text: str = ""

@@ -16,7 +16,7 @@ import pytest
 from loadtest.stack.service import Aggregator, ModelServer, without_kafka
 from protos.generation.v1 import generation_pb2 as pb
 from tests.clients.conftest import CHAT_TEMPLATE
-from tests.integration.aggregator.test_generation import GENERATES, PROMPT, generate, generated
+from tests.integration.aggregator.wings.generation.test_generation import GENERATES, PROMPT, generate, generated
 from tests.integration.frontdoor.test_http_hostile import WHOLE, answer, connected, is_closed
 from tests.support.listening import MODEL_FOLDER, tokenizer
 from tests.support.processes import synthetic

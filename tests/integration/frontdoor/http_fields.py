@@ -12,11 +12,11 @@ from typing import Any
 from aggregator.errors import TokenbatchError
 from aggregator.request.request import Defaults, Failure
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.generating import GENERATION
 from aggregator.sources.http.errors import error_of
-from aggregator.sources.http.generation import GenerationReader
-from aggregator.sources.http.service import HttpGenerationCall, ReadGeneration
 from aggregator.sources.wire.message import parse
+from aggregator.wings.generation.forms import GenerationReader
+from aggregator.wings.generation.http import HttpGenerationCall, ReadGeneration
+from aggregator.wings.generation.kind import GENERATION
 from tests.integration.aggregator.wings.ranking import http_fields as ranking
 from tests.integration.frontdoor.test_http import http_door
 from tests.support.fake_engine import FakeEngine

@@ -17,8 +17,8 @@ from aggregator.observability.costs import Costs
 from aggregator.registry import KINDS
 from aggregator.replicas.answers import BadDescription, checked_description
 from aggregator.replicas.client import GrpcModelServer, ModelServerClient
-from aggregator.replicas.generate_call import GenerateCall, StreamStreamCall
 from aggregator.scheduler.work_item import Priority
+from aggregator.wings.generation.call import GenerateCall, StreamStreamCall
 from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from tests.support.fake_engine import batch, description

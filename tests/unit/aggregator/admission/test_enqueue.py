@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
 from math import inf
 from typing import Any
 
@@ -17,18 +14,13 @@ from aggregator.admission.enqueue import enqueue
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.quotas import QuotaPolicy, Quotas
-from aggregator.errors import Code, InvalidRequest
-from aggregator.model_server import GenerationCosts
-from aggregator.request.generation import Generation
+from aggregator.errors import Code
+from aggregator.model_server import Details
 from aggregator.request.request import Failure, Options, Request
 from aggregator.scheduler.dispatcher import DispatchPolicy
-from aggregator.scheduler.generating_replica import GeneratingReplica
-from aggregator.scheduler.replica import ReplicaPolicy, StepReport
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.generating import GENERATION
 from protos.embedding.v1 import embedding_pb2 as pb
-from protos.generation.v1.generation_pb2 import Message, Sampling
-from tests.support.fake_source import GRPC, KAFKA, FakeSource, any_request, text_of
+from tests.support.fake_source import KAFKA, any_request
 from tests.support.fake_tokenizer import FakeTokenizer
 from tests.support.faked_pipeline import DESCRIPTION, FakeCounting
 from tests.support.queries import packed
@@ -37,26 +29,12 @@ NOW_S = 200.0
 FULL = Failure(Code.INVALID_ARGUMENT, "it had its outcome")
 
 
-class Chatting(FakeTokenizer):
-    """Formats a chat as its contents after each other; a detokenizer is the ids after which it begins."""
-
-    def prompt(self, messages: Sequence[Message]) -> str:
-        if messages[0].role != "user":
-            raise InvalidRequest("no such role")
-        return " ".join(message.content for message in messages)
-
-    def detokenizer(self, prompt_ids: bytes) -> Any:
-        return prompt_ids
-
-
 class Intake:
     """One revision without a server: what is queued stays there."""
 
-    def __init__(
-        self, *, quotas: QuotaPolicy | None = None, most: int = 1000, generation: GenerationCosts | None = None
-    ) -> None:
+    def __init__(self, *, quotas: QuotaPolicy | None = None, most: int = 1000, details: Details | None = None) -> None:
         self.counting = FakeCounting(FakeTokenizer())
-        description = replace(DESCRIPTION, query_prompt="9 ", document_prompt="8 8 ", generation=generation)
+        description = replace(DESCRIPTION, query_prompt="9 ", document_prompt="8 8 ", details=details or Details())
         self.model_revision = ModelRevision(description, FakeTokenizer(), self.counting, DispatchPolicy())
         self.admission = Admission(AdmissionPolicy(most))
         self.limits = AdmissionLimits(Quotas(quotas or QuotaPolicy()), jitter=lambda: 0.0)
@@ -208,108 +186,3 @@ def test_what_was_admitted_once_is_neither_refused_nor_charged_again() -> None:
     roomy = Admission(AdmissionPolicy(1000))
     told = intake.limits.refusal(request("1", tenant="a"), 2, roomy, intake.model_revision.dispatcher, NOW_S)
     assert told is None, "its eight tokens were charged twice"
-
-
-def test_a_text_counts_with_what_its_new_tokens_are_likely_to_take() -> None:
-    """(d + c / n) / p prompt tokens each: here 0.002 s + 0.1 s / 50 for what takes 0.001 s."""
-    generating = GenerationCosts(fixed_s=0.1, per_sequence_s=0.002, per_token_s=0.001, kv_tokens=1000, max_sequences=50)
-    words = FakeTokenizer()
-    served = ModelRevision(replace(DESCRIPTION, generation=generating), words, FakeCounting(words), DispatchPolicy())
-    assert served.generation_tokens(Generation(Sampling())) == 64 * 4
-    assert served.generation_tokens(Generation(Sampling(max_tokens=10))) == 10 * 4
-    ended = Generation(Sampling(), prompt_ids=bytes(4 * 100), token_ids=array("i", [1] * 200))
-    for _ in range(500):
-        served.finished_generation(ended, 3.0)
-    assert served.generation_tokens(Generation(Sampling())) == pytest.approx(200 * 4, rel=0.01)
-    assert served.kv_token_s_per_token == pytest.approx((100 + 200 / 2) * 3.0 / (100 + 200 * 4), rel=0.01)
-    embedding = ModelRevision(DESCRIPTION, words, FakeCounting(words), DispatchPolicy())
-    assert embedding.generation_tokens(Generation(Sampling())) == embedding.kv_token_s_per_token == 0
-
-
-def prompted(*inputs: str, messages: Sequence[Message] = (), tenant: str = "") -> Request:
-    """A call for a text of up to 10 new tokens."""
-    asked = request(*inputs, tenant=tenant)
-    asked.kind, asked.generation = (
-        GENERATION,
-        Generation(Sampling(max_tokens=10), messages, first_token_by_s=NOW_S + 1.0),
-    )
-    return asked
-
-
-@pytest.mark.parametrize(
-    ("asked", "prompt"),
-    [
-        (prompted("3 4", tenant="t"), packed(1, 3, 4, 2)),
-        (prompted("", messages=[Message(role="user", content="3 4")], tenant="t"), packed(3, 4)),
-    ],
-)
-def test_a_prompt_is_queued_to_its_first_token_and_holds_its_likely_load(asked: Request, prompt: bytes) -> None:
-    generating = GenerationCosts(fixed_s=0.1, per_sequence_s=0.002, per_token_s=0.001, kv_tokens=1000, max_sequences=50)
-    intake = Intake(generation=generating)
-    intake.model_revision.tokenizer = Chatting()
-    assert intake.put(asked) == []
-    generation = text_of(asked)
-    detokenizer: Any = generation._detokenizer  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    assert (generation.model_revision, generation.prompt_ids, detokenizer) == ("r1", prompt, prompt)
-    assert intake.admission.total == len(prompt) // 4 + 10 * 4
-    assert [(item.token_ids, repr(item.token_count)) for item in intake.queue.items()] == [
-        (prompt, str(len(prompt) // 4))
-    ]
-    assert [(query.deadline_s, query.tenant) for query in asked.queries] == [(NOW_S + 1.0, "t")]
-
-
-@pytest.mark.parametrize(
-    ("asked", "failure"),
-    [
-        (
-            prompted("3 " * 30),
-            Failure(
-                Code.OUT_OF_RANGE,
-                "32 tokens: test-model takes 32 tokens, those of the text included; send less",
-                field="prompt",
-            ),
-        ),
-        (
-            prompted("", messages=[Message(role="user")]),
-            Failure(Code.INVALID_ARGUMENT, "the prompt has no tokens", field="messages"),
-        ),
-        (
-            prompted("", messages=[Message(role="odd")]),
-            Failure(Code.INVALID_ARGUMENT, "no such role", field="messages"),
-        ),
-        (
-            prompted("999999"),
-            Failure(
-                Code.INVALID_ARGUMENT, "a token id is not below 100000, the size of the vocabulary", field="prompt"
-            ),
-        ),
-    ],
-)
-def test_a_prompt_that_says_nothing_or_leaves_no_room_for_text_is_refused(asked: Request, failure: Failure) -> None:
-    intake = Intake()
-    intake.model_revision.tokenizer = Chatting()
-    assert intake.put(asked) == [asked]
-    assert asked.failure == failure
-
-
-def test_a_text_likely_to_be_late_is_refused_and_through_kafka_waits() -> None:
-    """One place, whose text takes about 64 steps of 2 ms; three texts wait for it."""
-    intake = Intake()
-    model_revision = intake.model_revision
-    model_revision.tokenizer = Chatting()
-    server = GeneratingReplica("a", DESCRIPTION.curve, 100, ReplicaPolicy(), kv_tokens=4096, max_sequences=1)
-    model_revision.dispatcher.replicas["a"] = server
-    server.began()
-    server.sent("b", 10, NOW_S - 0.1)
-    server.ended("b", NOW_S, StepReport(10, 0.003, 0, 0.0, 0.0))
-    each_s = 1 / server.generations_per_s
-    numbers = count(3)
-
-    def text(in_s: float, source: FakeSource = GRPC) -> Request:
-        asked = request(f"1 2 {next(numbers)}", source=source)
-        asked.kind, asked.generation = GENERATION, Generation(Sampling(), first_token_by_s=NOW_S + in_s)
-        return asked
-
-    assert intake.put(text(inf), text(2.5 * each_s), late := text(2.5 * each_s), text(3.5 * each_s)) == [late]
-    assert (late.code, late.admitted) == (Code.DEADLINE_EXCEEDED, False)
-    assert intake.put(text(0.1 * each_s, KAFKA)) == [], "it may yet come in time, and its topic waits with it"

@@ -13,17 +13,13 @@ from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.app import make_limits
 from aggregator.errors import Code, Overloaded
-from aggregator.request.generation import Generation
 from aggregator.request.request import Failure, Request
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
-from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
-from aggregator.scheduler.speed import UNMEASURED
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import AggregatorSettings
-from protos.generation.v1.generation_pb2 import Sampling
 from tests.support.fake_source import GRPC, FakeSource, any_request
 from tests.support.faked_pipeline import FakedPipeline, new_engine
 from tests.support.virtual_time import in_virtual_time
@@ -219,30 +215,6 @@ def test_room_that_comes_after_the_deadline_is_told_as_well(left_s: float) -> No
     intake = Intake(QuotaPolicy(100.0, burst_s=10.0))
     intake.limits.charge(call(), 1000, 100.0)
     assert intake.retry_s(call(in_s=left_s), 100) == pytest.approx(1.0)
-
-
-def test_limits_are_checked_in_one_order_and_the_first_reached_is_told() -> None:
-    intake = Intake(QuotaPolicy(100.0, burst_s=1.0))
-    generating = GeneratingReplica("a", UNMEASURED, 100, ReplicaPolicy(), kv_tokens=4096, max_sequences=1)
-    intake.dispatcher.replicas["a"] = generating
-    generating.began()
-    generating.sent("b", 10, 99.8)
-    generating.ended("b", 99.9, StepReport(10, 0.1, 0, 0.0, 0.0))
-    intake.limits.charge(call("a"), 100, 100.0)
-    intake.admission.charge(1000, refusable=False)
-
-    def told(tenant: str, *, first_token_by_s: float = 90.0) -> str:
-        asked = call(tenant, source=full_source())
-        asked.generation = Generation(Sampling(), first_token_by_s=first_token_by_s)
-        refusal = intake.refusal(asked)
-        assert refusal is not None
-        return refusal.message
-
-    assert "rate" in told("a")
-    assert "full" in told("b")
-    intake.admission.release(1000, refusable=False)
-    assert "first_token_timeout" in told("b")
-    assert told("b", first_token_by_s=inf) == "no room"
 
 
 def test_each_tenant_is_held_to_its_part_of_the_rate_in_the_settings() -> None:

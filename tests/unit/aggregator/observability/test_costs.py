@@ -69,7 +69,7 @@ def test_a_hundred_tenants_have_names_and_the_rest_are_one() -> None:
     buffer = MetricsBuffer()
     costs = Costs(buffer)
     for number in range(250):
-        costs.generated("m", f"tenant {number}", 1)
+        costs.count("m", "generate", f"tenant {number}", 1)
     for number in range(250):
         costs.charge("m", "generate", costs.account(f"tenant {number}"), 2.0)
     for name, each in (("tokenbatch.tokens", 1), ("tokenbatch.engine", 2.0)):
@@ -83,8 +83,8 @@ def test_a_tenant_with_a_rate_keeps_its_name_whoever_comes_before_it() -> None:
     buffer = MetricsBuffer()
     costs = Costs(buffer, {"pays": 100.0})
     for number in range(200):
-        costs.generated("m", f"made up {number}", 1)
-    costs.generated("m", "pays", 3)
+        costs.count("m", "generate", f"made up {number}", 1)
+    costs.count("m", "generate", "pays", 3)
     found = counted(buffer, "tokenbatch.tokens")
     assert found["pays", "m", "generate"] == 3
     assert len(found) == MAX_NAMED + 1

@@ -6,19 +6,15 @@ import asyncio
 
 import pytest
 
-from aggregator.pipeline.demand_meter import _RECENT_TOKENS, DemandMeter  # pyright: ignore[reportPrivateUsage]
+from aggregator.pipeline.demand_meter import DemandMeter  # pyright: ignore[reportPrivateUsage]
 from aggregator.reports.demand import DemandReport
-from aggregator.request.generation import Generation
 from aggregator.request.request import Backlog, Held, Paced
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.rates import ArrivalPolicy
-from aggregator.scheduler.work_item import Task
 from protos.aggregator.v1 import aggregator_pb2 as pb
-from protos.generation.v1.generation_pb2 import Sampling
 from tests.support.fake_source import KAFKA, FakeSource, any_request
 from tests.support.faked_pipeline import MODEL, FakedPipeline, new_engine
 from tests.support.virtual_time import ManualClock, in_virtual_time
-from tests.unit.aggregator.test_two_tasks import faked_of, generated, server
 
 
 def backlogs() -> list[Backlog]:
@@ -102,7 +98,6 @@ async def test_requests_count_with_all_their_inputs_by_any_name_of_their_model()
     assert told.held_tokens == 90
 
 
-TEXT = Generation(Sampling())
 _NOWHERE = (TokenQueue(QueuePolicy()), None, 0.0)
 
 
@@ -155,29 +150,6 @@ async def test_waiting_stream_entries_are_reported_with_the_mean_request_length(
     told = DemandReport(faked.pipeline.models, meter, lambda: [Backlog("redis", "s", "redis", "alias", 9)])()
     assert list(told.streams) == [pb.Stream(stream="s", model="alias", waiting_entries=9, tokens_per_entry=25.0)]
     assert meter.totals() == (1, 25)
-
-
-@in_virtual_time
-async def test_servers_of_both_tasks_are_reported_once_and_memory_by_text_share() -> None:
-    async with faked_of(server("s:1"), server("s:2")) as faked:
-        await generated(faked)
-        (replicas,) = (each.dispatcher.replicas for each in faked.embeds.revisions.values())
-        (texts,) = faked.pipeline.models.find(MODEL, Task.GENERATE).revisions.values()
-        told = report(faked).models[0]
-        budgets = {name: replica.pod_step()[0] for name, replica in replicas.items()}
-        assert {each.address: (each.token_budget, each.kv_tokens) for each in told.replicas} == {
-            name: (budget, 4096) for name, budget in budgets.items()
-        }
-        meter = DemandMeter(faked.pipeline.models, clock=ManualClock(1000.0))
-        assert meter.of(faked.model).kv_token_s_per_token == 0.0
-        recent = int(_RECENT_TOKENS)
-        for generation, tokens in ((None, recent), (TEXT, recent), (TEXT, recent // 2)):
-            request = any_request("1", model=MODEL, generation=generation)
-            request.hold(Held(faked.model.admission, *_NOWHERE), tokens)
-            meter.counted(faked.model, [request])
-            request.release()
-        share = meter.of(faked.model).kv_token_s_per_token / texts.kv_token_s_per_token
-    assert share == pytest.approx(2 / 3)
 
 
 @in_virtual_time

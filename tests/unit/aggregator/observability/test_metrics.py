@@ -13,13 +13,11 @@ from aggregator.errors import Code
 from aggregator.observability.metrics import Metrics
 from aggregator.reports import gauges
 from aggregator.reports.gauges import GAUGES, OnLoop, Values, gauge_values
-from aggregator.request.generation import Generation
 from aggregator.request.request import Backlog
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, SendReason, StepReport
 from aggregator.scheduler.work_item import Task
 from k8s.pod.metrics_buffer import Instrument, MetricsBuffer
-from protos.generation.v1.generation_pb2 import Sampling
 from tests.support.faked_pipeline import DESCRIPTION, FakedPipeline, new_engine
 from tests.support.virtual_time import in_virtual_time
 
@@ -79,22 +77,6 @@ def test_a_batch_shows_its_size_its_fill_and_its_reason() -> None:
     assert shown["tokenbatch.batch.sends"][0].attributes == {"replica": "a:1", "reason": "full"}
     assert shown["tokenbatch.engine.duration"][0].sum == 0.02
     assert shown["tokenbatch.engine.idle"][0].value == 0.001
-
-
-def test_a_generation_shows_its_tokens_duration_and_time_between_tokens() -> None:
-    buffer = MetricsBuffer()
-    generation = Generation(Sampling(), first_token_s=11.0)
-    generation.prompt_ids = bytes(4 * 3)
-    generation.token_ids.extend([1, 2, 3, 4, 5])
-    Metrics(buffer).generated("m", generation, total_s=3.0, received_s=10.0, failure=None)
-    shown = points(buffer)
-    assert {point.attributes["gen_ai.token.type"]: point.sum for point in shown["gen_ai.client.token.usage"]} == {
-        "input": 3,
-        "output": 5,
-    }
-    assert shown["gen_ai.server.request.duration"][0].sum == 3.0
-    assert shown["gen_ai.server.time_to_first_token"][0].sum == 1.0
-    assert shown["gen_ai.server.time_per_output_token"][0].sum == 0.5
 
 
 def test_a_batch_is_an_embeddings_operation_by_the_conventions() -> None:

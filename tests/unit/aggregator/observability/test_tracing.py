@@ -97,7 +97,7 @@ def test_kafka_spans_follow_the_messaging_conventions(
 
 
 def test_a_call_is_a_child_of_its_batch_and_names_the_server(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
-    with process(tracing), tracing.step("m", "embed", "10.0.0.1:50061", tokens=9, dimensions=384):
+    with process(tracing), tracing.step("m", "embeddings", "10.0.0.1:50061", tokens=9, dimensions=384):
         sent = remote_span(tracing.traceparent())
     call, batch = exporter.get_finished_spans()
     assert call.parent is not None
@@ -110,7 +110,7 @@ def test_a_call_is_a_child_of_its_batch_and_names_the_server(tracing: Tracing, e
 
 
 def test_a_batch_on_its_server_is_an_embeddings_operation(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
-    with tracing.step("m", "embed", "10.0.0.1:50061", tokens=9, dimensions=384):
+    with tracing.step("m", "embeddings", "10.0.0.1:50061", tokens=9, dimensions=384):
         pass
     span = only(exporter)
     assert (span.name, span.kind) == ("embeddings m", SpanKind.CLIENT)
@@ -128,7 +128,7 @@ def test_a_batch_on_its_server_is_an_embeddings_operation(tracing: Tracing, expo
 def test_a_batch_of_scores_is_no_embeddings_operation(
     tracing: Tracing, exporter: InMemorySpanExporter, kind: str
 ) -> None:
-    with tracing.step("m", kind, "10.0.0.1:50061", tokens=9, dimensions=1) as answered:
+    with tracing.step("m", kind, "10.0.0.1:50061", tokens=9, dimensions=0) as answered:
         answered("OK")
     span = only(exporter)
     assert span.name == f"{kind} m"
@@ -180,7 +180,7 @@ def test_without_an_exporter_nothing_is_made_and_no_request_is_read() -> None:
     with tracing.process("m", "b", queries=1, tokens=1, attempt=0, requests=Unread()):
         assert tracing.traceparent() is None
     assert tracing.receive("t") is tracing.send({"t": 1})
-    with tracing.step("m", "embed", "a:1", tokens=1, dimensions=1) as answered:
+    with tracing.step("m", "embeddings", "a:1", tokens=1, dimensions=1) as answered:
         answered("OK")
         tracing.failed(Code.INTERNAL)
     assert tracing.serve("s/m", {}, PARENT) is INVALID_SPAN

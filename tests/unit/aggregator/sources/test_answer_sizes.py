@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.request.generation import Generation
 from aggregator.request.request import Options, Request
 from aggregator.request.vector import CompletedBatch, Vector
 from aggregator.sources.http.answer import Answer
@@ -15,7 +14,6 @@ from aggregator.sources.http.vectors import VectorList
 from aggregator.sources.wire.encode import answer_bytes
 from aggregator.sources.wire.values import encode
 from protos.embedding.v1 import embedding_pb2 as pb
-from protos.generation.v1.generation_pb2 import Sampling
 from tests.support.fake_source import any_request
 
 INPUTS = 50
@@ -51,12 +49,3 @@ def check(answer: Answer) -> None:
     request = completed(Options(dimensions=384))
     written, told = len(answer.write(request)), answer.size_bytes(request)
     assert written <= told < 1.6 * written + 8000
-
-
-def test_a_text_is_as_long_as_it_may_get() -> None:
-    sizes = [
-        answer_bytes(any_request("a", generation=Generation(sampling)), 0)
-        for sampling in (Sampling(max_tokens=100), Sampling(max_tokens=100, logprobs=5), Sampling())
-    ]
-    assert sizes[0] < sizes[1] < 60_000
-    assert sizes[2] > 16_000

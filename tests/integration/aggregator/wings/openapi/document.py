@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from aggregator.sources.http.embeddings import EmbeddingsRequest
-from aggregator.sources.http.generation import ChatRequest, CompletionRequest
 from aggregator.sources.http.service import Detokenize, Tokenize
+from aggregator.wings.generation.forms import ChatRequest, CompletionRequest
 from aggregator.wings.http_forms.cohere import EmbedBody
 from aggregator.wings.http_forms.voyage import DocumentsBody
 from aggregator.wings.openapi.documents import FILE

@@ -24,8 +24,9 @@ import torch  # noqa: E402
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: E402
 from vllm import LLM, CompletionOutput, SamplingParams, TokensPrompt  # noqa: E402
 
-from aggregator.request.generation import Generation  # noqa: E402
 from aggregator.tokenizers.tokenizer import Tokenizer  # noqa: E402
+from aggregator.wings.generation.chat import prompt_of  # noqa: E402
+from aggregator.wings.generation.generation import Generation  # noqa: E402
 from loadtest.texts.smollm2 import smollm2  # noqa: E402
 from modelserver.engines.core import LoadOptions  # noqa: E402
 from modelserver.wings.generation.vllm_generator import VllmGenerator, load  # noqa: E402
@@ -190,7 +191,7 @@ def chats(tokenizer: Tokenizer, folder: str) -> list[str]:
     messages = [{"role": role, "content": content} for role, content in CHAT]
     reference: Any = AutoTokenizer.from_pretrained(folder)
     theirs: str = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return [theirs, tokenizer.prompt([generation_pb2.Message(**each) for each in messages])]
+    return [theirs, prompt_of(tokenizer, [generation_pb2.Message(**each) for each in messages])]
 
 
 def seeded(engine: VllmGenerator, ids: list[int], tokens: int = 24) -> dict[str, Any]:

@@ -11,18 +11,19 @@ from openai.types.chat import ChatCompletionMessage
 from aggregator.errors import InvalidRequest
 from aggregator.request.request import Defaults, Failure
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.generating import GENERATION
 from aggregator.sources.http.embeddings import EmbeddingsReader
 from aggregator.sources.http.errors import FieldError, error_of
-from aggregator.sources.http.generation import GenerationReader
 from aggregator.sources.http.json_body import decode_body
-from aggregator.sources.http.service import DETOKENIZE, TOKENIZE, HttpGenerationCall
+from aggregator.sources.http.service import DETOKENIZE, TOKENIZE
 from aggregator.sources.wire.message import parse
+from aggregator.wings.generation.forms import GenerationReader
+from aggregator.wings.generation.http import HttpGenerationCall
+from aggregator.wings.generation.kind import GENERATION
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_source import GRPC
 from tests.support.http_bodies import AnyRevision, room
-from tests.unit.aggregator.sources.http.test_generation import CHAT
+from tests.unit.aggregator.wings.generation.test_http import CHAT
 
 DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE)
 COMPLETIONS, CHATS, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aggregator.model_server import GenerationCosts, ServerDescription
+from aggregator.model_server import ServerDescription
 from aggregator.sources.http.service import listed
+from aggregator.wings.generation.costs import GenerationCosts
 from tests.support.fake_engine import description
 
 EMBEDS = replace(description(dimensions=96), max_input_tokens=63, matryoshka_dimensions=frozenset({64, 32}))
-GENERATES = replace(EMBEDS, dimensions=0, max_input_tokens=64, generation=GenerationCosts(1.0, 0.0, 0.0, 512, 4))
+GENERATES = replace(EMBEDS, dimensions=0, max_input_tokens=64, details=GenerationCosts(1.0, 0.0, 0.0, 512, 4))
 
 
 @dataclass

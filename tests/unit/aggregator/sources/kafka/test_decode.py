@@ -181,20 +181,6 @@ def test_a_record_that_may_have_been_answered_expires_only_if_it_did(
         assert request.replay_revision == (revision if replay else "")
 
 
-def test_a_replayed_text_waits_for_its_first_token() -> None:
-    prompt = GenerateRequest(prompt="a")
-    prompt.first_token_timeout.FromSeconds(5)
-    in_flight = in_flight_of(prompt.SerializeToString(), topic="generate")
-    topic = TopicSettings(name="generate", task="generate")
-    intake = intakes(KafkaSettings(topics=(topic,)), KAFKA, "small", kinds=KINDS)["generate"]
-    for highest, by_s in ((41, RECEIVED_S + 5.0), (42, inf)):
-        in_flight.committed_offset.answered_before = Answered(highest)
-        request = decode_record(in_flight, intake, received_s=RECEIVED_S, wall_s=WALL_S)
-        assert isinstance(request, Request)
-        assert request.generation is not None
-        assert request.generation.first_token_by_s == by_s
-
-
 @pytest.mark.parametrize(
     "no_time", [b"tomorrow", b"20260101T000000Z", b"2026-13-01T00:00:00Z", b"2026-02-30T00:00:00Z"]
 )

@@ -15,7 +15,7 @@ from typing_extensions import override
 from aggregator.admission.known_rows import KnownRows
 from aggregator.admission.quotas import QuotaPolicy
 from aggregator.errors import Code
-from aggregator.model_server import GenerationCosts, ServerDescription
+from aggregator.model_server import Details, ServerDescription
 from aggregator.request.request import Request
 from aggregator.scheduler.work_item import Query, WorkItem
 from aggregator.settings.aggregator import AggregatorSettings, GrpcSettings
@@ -232,9 +232,14 @@ def test_a_flood_of_new_texts_stays_in_its_bytes() -> None:
     assert caches.value("tokenbatch.cache.lookups", result="miss") == 2000
 
 
-def test_generations_are_not_kept() -> None:
-    costs = GenerationCosts(0.0, 0.0, 0.0, 1, 1)
-    assert not isinstance(Caches()(replace(DESCRIPTION, generation=costs)), RowCache)
+class Drawn(Details):
+    """Of a server that draws its results."""
+
+    is_repeatable = False
+
+
+def test_what_is_not_repeatable_is_not_kept() -> None:
+    assert not isinstance(Caches()(replace(DESCRIPTION, details=Drawn())), RowCache)
 
 
 def test_without_bytes_there_is_no_cache() -> None:

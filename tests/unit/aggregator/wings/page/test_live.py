@@ -14,15 +14,15 @@ import pytest
 from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Model, Models
-from aggregator.model_server import GenerationCosts
 from aggregator.replicas.discovery import Target
 from aggregator.reports.state import AggregatorState
 from aggregator.request.request import Backlog
 from aggregator.scheduler.dispatcher import DispatchPolicy
-from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.replica import ReplicaPolicy
 from aggregator.scheduler.required_replicas import DRAIN_S, UTILISATION
 from aggregator.scheduler.work_item import Task
+from aggregator.wings.generation.costs import GenerationCosts
+from aggregator.wings.generation.replica import GeneratingReplica
 from aggregator.wings.page.live import LiveFeed
 from aggregator.wings.page.points import tokens_by_place
 from tests.support.fake_source import KAFKA
@@ -31,7 +31,7 @@ from tests.support.faked_pipeline import CURVE, DESCRIPTION, MODEL, FakeCounting
 from tests.support.virtual_time import in_virtual_time
 
 COSTS = GenerationCosts(fixed_s=0.01, per_sequence_s=0.001, per_token_s=0.0001, kv_tokens=4096, max_sequences=8)
-GENERATING = replace(DESCRIPTION, generation=COSTS)
+GENERATING = replace(DESCRIPTION, details=COSTS)
 BACKLOGS = [Backlog("kafka", "t", 3, MODEL, 7, 2, paused=True), Backlog("kafka", "t", 4, MODEL, 0)]
 
 

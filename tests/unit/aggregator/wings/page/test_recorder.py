@@ -24,7 +24,7 @@ class Owner:
     received_s = 9.0
 
     def __init__(self, first_token_s: float | None) -> None:
-        self.generation = None if first_token_s is None else SimpleNamespace(first_token_s=first_token_s)
+        self.kind = SimpleNamespace(first_token_s=lambda _: inf if first_token_s is None else first_token_s)
 
 
 def batch(name: str = "a:1", queries: int = 2, first_token_s: float | None = None) -> Batch:

@@ -16,14 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.errors import Code
-from aggregator.model_server import GenerationCosts, GenerationLoad, OutgoingBatch, ServerSequence, StepResult
+from aggregator.model_server import GenerationLoad, OutgoingBatch, StepResult
 from aggregator.request.request import Defaults, Request
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.calls.calls import call_of
-from aggregator.sources.generating import GENERATION
 from aggregator.sources.wire.message import parse
+from aggregator.wings.generation.costs import GenerationCosts
+from aggregator.wings.generation.kind import GENERATION
+from aggregator.wings.generation.server import ServerSequence
 from modelserver.engines.engine import Task
 from modelserver.engines.synthetic import synthetic_facts
 from modelserver.scheduler.queued_batch import Answer, MergeLimits, Outcome, QueuedBatch
@@ -40,7 +42,7 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.fake_source import GRPC, KAFKA
 from tests.support.faked_pipeline import DESCRIPTION, MODEL, FakedPipeline
 from tests.support.virtual_time import in_virtual_time
-from tests.unit.aggregator.test_two_tasks import Words
+from tests.unit.aggregator.wings.generation.test_two_tasks import Words
 
 FIXED_S, PER_TOKEN_S, BETWEEN_S = 0.01, 1e-4, 0.05
 STEP_S = 0.8 * BETWEEN_S
@@ -49,9 +51,7 @@ CAPACITY, SEQUENCES, CONTEXT = 1000, 16, 128
 _COSTS = GenerationCosts(FIXED_S, PER_TOKEN_S, PER_TOKEN_S, 100_000, SEQUENCES)
 _CURVE = Curve(0.0, FIXED_S, PER_TOKEN_S, 300, Rule.THROUGHPUT, CAPACITY)
 _EMBEDS = replace(DESCRIPTION, max_input_tokens=CONTEXT - 1, step_token_capacity=CAPACITY, curve=_CURVE)
-_GENERATES = replace(
-    _EMBEDS, generation=_COSTS, dimensions=0, matryoshka_dimensions=frozenset(), max_input_tokens=CONTEXT
-)
+_GENERATES = replace(_EMBEDS, details=_COSTS, dimensions=0, matryoshka_dimensions=frozenset(), max_input_tokens=CONTEXT)
 
 
 class SharedSteps(FakeEngine):

@@ -10,26 +10,27 @@ from math import inf
 
 from aggregator.admission.models import OTHER_TASK_S
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerLost
-from aggregator.model_server import GenerationCosts, ServerDescription, ServerSequence
+from aggregator.model_server import ServerDescription
 from aggregator.request.request import Defaults, Request
-from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.calls.calls import call_of
-from aggregator.sources.generating import GENERATION
 from aggregator.sources.wire.message import parse
+from aggregator.wings.generation.costs import GenerationCosts
+from aggregator.wings.generation.generation import generation_of
+from aggregator.wings.generation.kind import GENERATION
+from aggregator.wings.generation.replica import GeneratingReplica
+from aggregator.wings.generation.server import ServerSequence
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_engine import FakeEngine
-from tests.support.fake_source import GRPC, text_of
+from tests.support.fake_source import GRPC
 from tests.support.fake_tokenizer import FakeTokenizer, Letters
 from tests.support.faked_pipeline import DESCRIPTION, MODEL, FakedPipeline, vectors
 from tests.support.records import record_at
 from tests.support.virtual_time import in_virtual_time
 
 COSTS = GenerationCosts(fixed_s=0.002, per_sequence_s=0.0001, per_token_s=1e-5, kv_tokens=4096, max_sequences=8)
-GENERATES = replace(
-    DESCRIPTION, generation=COSTS, dimensions=0, matryoshka_dimensions=frozenset(), max_input_tokens=512
-)
+GENERATES = replace(DESCRIPTION, details=COSTS, dimensions=0, matryoshka_dimensions=frozenset(), max_input_tokens=512)
 POISON = 2013
 BOTH = replace(DESCRIPTION, beside=GENERATES)
 
@@ -106,7 +107,7 @@ async def generated(faked: FakedPipeline, prompt: str = "1 2", max_tokens: int =
 
 
 def tokens(request: Request) -> list[int]:
-    return list(text_of(request).token_ids)
+    return list(generation_of(request).token_ids)
 
 
 @asynccontextmanager
@@ -204,7 +205,7 @@ async def test_a_servers_tasks_leave_together_and_what_it_ran_is_taken_up_again(
         first.fail(ModelServerLost("gone"))
         text, embedded = await asyncio.gather(*asking)
     assert (text.code, embedded.code) == (Code.OK, Code.OK)
-    assert (len(tokens(text)), text_of(text).attempts) == (200, 1)
+    assert (len(tokens(text)), generation_of(text).attempts) == (200, 1)
     assert faked.pool.suspects == [first] * len(faked.pool.suspects)
     assert second.batches
 

@@ -8,10 +8,10 @@ from math import inf
 import pytest
 
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
-from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.replica import Replica, StepReport
 from aggregator.scheduler.work_item import Priority, Query
+from aggregator.wings.generation.replica import GeneratingReplica
 from tests.support.queries import packed
 from tests.support.replicas import CURVE, POLICY
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.errors import BatchFailed, Code, server_error
 from aggregator.model_server import ModelServer
-from aggregator.request.generation import Generation
 from aggregator.request.request import Failure, Request
 from aggregator.scheduler.dispatcher import Batch
-from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import ID_BYTES, Priority, WorkItem
+from aggregator.wings.generation.generation import Generation, generation_of
+from aggregator.wings.generation.replica import GeneratingReplica
+from aggregator.wings.generation.server import GeneratingServer
 from protos.modelserver.v1.modelserver_pb2 import Sampling
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class RunningSequence:
     """
 
     model_revision: ModelRevision
-    server: ModelServer
+    server: GeneratingServer
     batch: Batch
     item: WorkItem
     _: KW_ONLY
@@ -58,9 +59,7 @@ class RunningSequence:
 
     def __post_init__(self) -> None:
         self.request: Request = self.item.waiters[0].request
-        generation = self.request.generation
-        assert generation is not None, "A generation's request has none. This is a bug."
-        self.generation = generation
+        generation = self.generation = generation_of(self.request)
         self.tokens_before = len(generation.token_ids)
 
     @property

@@ -11,12 +11,13 @@ from typing import NoReturn
 from aggregator.errors import BatchFailed, Code, ModelServerLost, RequestError
 from aggregator.observability.costs import Costs
 from aggregator.registry import KINDS
-from aggregator.replicas.generate_call import GenerateCall
 from aggregator.request.request import Failure, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.decode import Refused, decode_record, intakes
 from aggregator.sources.kafka.replies import encode_refusal, encode_replies
+from aggregator.wings.generation.call import GenerateCall
+from aggregator.wings.generation.generation import generation_of
 from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.generation.v1 import generation_pb2 as pb
 from protos.generation.v1.generation_pb2 import TokenLogprobs
@@ -41,8 +42,7 @@ def _take(value: bytes, *headers: tuple[str, bytes]) -> Request | Refused:
         if taken.route is not None:
             encode_refusal(taken, "g")
         return taken
-    assert taken.generation is not None, "A generation request has no generation."
-    assert taken.inputs[0] or taken.generation.messages, "There is no input."
+    assert taken.inputs[0] or generation_of(taken).messages, "There is no input."
     taken.fail(_FAILURE)
     encode_replies([taken], "g", 1.0)
     return taken

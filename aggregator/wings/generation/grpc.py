@@ -9,10 +9,12 @@ from typing_extensions import override
 
 from aggregator.request.request import Failure, Request
 from aggregator.sources.calls.callers import Identity
-from aggregator.sources.calls.calls import Call, GenerationCall
-from aggregator.sources.generating import GENERATION
+from aggregator.sources.calls.calls import Call
 from aggregator.sources.grpc.reading import Context, RpcService, answering
-from aggregator.sources.wire.generation import decode_generate, response
+from aggregator.wings.generation.calls import GenerationCall
+from aggregator.wings.generation.generation import generation_of
+from aggregator.wings.generation.kind import GENERATION
+from aggregator.wings.generation.wire import decode_generate, response
 from k8s.pod.grpc.server import Handlers
 from protos.generation.v1 import generation_pb2 as pb
 
@@ -31,7 +33,7 @@ class GenerationService(RpcService):
         calls = self._calls
         request = await calls.receive(context, GenerationCall, _read, GENERATION)
         call = cast("GenerationCall", request.origin)
-        call.streams = request.generation is not None and not request.generation.final_only
+        call.streams = not generation_of(request).final_only
         calls.submit(request)
         try:
             await self._write(request, call, context)
@@ -42,12 +44,12 @@ class GenerationService(RpcService):
 
     async def _write(self, request: Request, call: GenerationCall, context: Context) -> None:
         """Write every response; the last one has the outcome, unless the request failed before its first token."""
-        generation = request.generation
+        generation = generation_of(request)
         while not call.over:
             await call.news()
             if call.streams and not call.over:
                 await self._write_one(request, context, done=False)
-        if generation is None or (request.failure is not None and not generation.token_ids):
+        if request.failure is not None and not generation.token_ids:
             return
         await self._write_one(request, context, done=True)
 

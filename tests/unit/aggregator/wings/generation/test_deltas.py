@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from aggregator.request.request import Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.outgoing import OutgoingRecord
+from aggregator.wings.generation.generation import generation_of
 from protos.generation.v1 import generation_pb2 as pb
-from tests.support.fake_source import reply_all, text_of
+from tests.support.fake_source import reply_all
 from tests.support.fake_tokenizer import Letters
 from tests.support.kafka_source import KafkaSourceOverFakes
 from tests.support.virtual_time import in_virtual_time
@@ -35,16 +36,16 @@ class FakedSource(KafkaSourceOverFakes):
         value = pb.GenerateRequest(prompt="p", request_id="q", **fields).SerializeToString()
         self.kafka.append(OutgoingRecord("in", 0, b"k", value, []))
         (request,) = await self.source.receive()
-        text_of(request).begin("r", b"\1\0\0\0", Letters())
+        generation_of(request).begin("r", b"\1\0\0\0", Letters())
         return request
 
     def grow(self, request: Request, letters: str) -> None:
-        text_of(request).extend([ord(letter) for letter in letters], ())
+        generation_of(request).extend([ord(letter) for letter in letters], ())
         request.source.progressed(request)
 
     async def end(self, request: Request) -> None:
-        text_of(request).end(pb.FINISH_REASON_LENGTH)
-        request.complete_input(0, text_of(request))
+        generation_of(request).end(pb.FINISH_REASON_LENGTH)
+        request.complete_input(0, generation_of(request))
         await reply_all(self.source, [request])
 
     def written(self, topic: str) -> list[pb.GenerateResponse]:

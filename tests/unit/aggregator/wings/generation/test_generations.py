@@ -20,22 +20,26 @@ from aggregator.model_server import GenerationLoad
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.execute import BatchExecutor
-from aggregator.request.generation import Generation
 from aggregator.request.request import Failure, Request
 from aggregator.scheduler.dispatcher import Batch, DispatchPolicy
-from aggregator.scheduler.generating_replica import GeneratingReplica
 from aggregator.scheduler.replica import ReplicaPolicy
 from aggregator.scheduler.retries import RetryPolicy
 from aggregator.scheduler.work_item import Priority, Query
+from aggregator.wings.generation.costs import GenerationCosts
+from aggregator.wings.generation.generation import Generation, generation_of
+from aggregator.wings.generation.kind import GENERATION
+from aggregator.wings.generation.replica import GeneratingReplica
+from aggregator.wings.generation.runner import SequenceRunner
+from aggregator.wings.generation.server import ServerSequence
 from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_pool import FakePool
-from tests.support.fake_source import any_request, text_of
+from tests.support.fake_source import any_request
 from tests.support.fake_tokenizer import FakeTokenizer, Letters
 from tests.support.faked_pipeline import DESCRIPTION, FakeCounting
 
-COSTS = ports.GenerationCosts(fixed_s=0.01, per_sequence_s=0.001, per_token_s=0.0001, kv_tokens=4096, max_sequences=8)
-GENERATING = replace(DESCRIPTION, generation=COSTS)
+COSTS = GenerationCosts(fixed_s=0.01, per_sequence_s=0.001, per_token_s=0.0001, kv_tokens=4096, max_sequences=8)
+GENERATING = replace(DESCRIPTION, details=COSTS)
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PROMPT = b"\1\0\0\0\2\0\0\0"
 
@@ -50,18 +54,18 @@ async def turns() -> None:
 class FakeGenerationEngine:
     """Notes what it is asked for; the test says what becomes of it."""
 
-    started: list[ports.ServerSequence] = field(default_factory=list[ports.ServerSequence])
-    aborted: list[ports.ServerSequence] = field(default_factory=list[ports.ServerSequence])
+    started: list[ServerSequence] = field(default_factory=list[ServerSequence])
+    aborted: list[ServerSequence] = field(default_factory=list[ServerSequence])
     description: ports.ServerDescription = GENERATING
     probes: int = 0
     unwell: bool = False
     load: GenerationLoad | None = None
     last_steps: list[GenerationLoad] = field(default_factory=list[GenerationLoad])
 
-    def generate(self, sequence: ports.ServerSequence) -> None:
+    def generate(self, sequence: ServerSequence) -> None:
         self.started.append(sequence)
 
-    def abort(self, sequence: ports.ServerSequence) -> None:
+    def abort(self, sequence: ServerSequence) -> None:
         self.aborted.append(sequence)
 
     async def probe(self, token_ids: bytes, *, timeout_s: float) -> None:
@@ -99,6 +103,7 @@ class TwoServers:
             complete=self.completed.extend,
             changed=lambda _: None,
             clock=lambda: self.now_s,
+            runners=[SequenceRunner],
             jitter=lambda: 0.0,
         )
 
@@ -106,7 +111,7 @@ class TwoServers:
         """Queue a request."""
         generation = Generation(pb.Sampling(**sampling))  # type: ignore[arg-type]  # as the test says
         generation.begin("r1", PROMPT, Letters())
-        request = any_request("p", received_s=self.now_s, deadline_s=deadline_s, generation=generation)
+        request = any_request("p", received_s=self.now_s, deadline_s=deadline_s, kind=GENERATION, details=generation)
         query = Query(request, 0, Priority.DEFAULT, "", self.now_s, deadline_s)
         self.revision.dispatcher.queue.put(query, PROMPT, 2)
         return request
@@ -140,7 +145,7 @@ async def test_a_generation_gets_tokens_and_ends(servers: TwoServers) -> None:
     sequence.extend([66, 67], (), 0)
     sequence.end(pb.FINISH_REASON_LENGTH)
     assert servers.completed == [request]
-    assert text_of(request).text == "ABC"
+    assert generation_of(request).text == "ABC"
     assert servers.seats() == 16
 
 
@@ -177,7 +182,7 @@ async def test_a_generation_resumes_on_another_server_after_its_tokens(servers: 
     assert (again.sampling.max_tokens, again.sampling.min_tokens) == (5 - taken, 4 - taken)
     again.extend([67], (), 0)
     again.end(pb.FINISH_REASON_STOP)
-    assert (text_of(request).text, text_of(request).attempts) == ("AB"[:taken] + "C", 1)
+    assert (generation_of(request).text, generation_of(request).attempts) == ("AB"[:taken] + "C", 1)
     assert servers.seats() == 16
 
 
@@ -265,7 +270,7 @@ async def test_a_generation_cleared_on_each_server_before_it_dies_is_tried_on(se
     assert not servers.completed
     (engine,) = await servers.dispatch()
     engine.started[0].end(pb.FINISH_REASON_STOP)
-    assert (servers.completed, len(text_of(request).token_ids)) == ([request], 60 * 32)
+    assert (servers.completed, len(generation_of(request).token_ids)) == ([request], 60 * 32)
 
 
 async def test_a_prompt_is_not_blamed_by_servers_whose_probes_fail_as_well(servers: TwoServers) -> None:
@@ -320,17 +325,17 @@ async def test_a_late_generation_ends_with_the_text_so_far(servers: TwoServers) 
     await asyncio.sleep(0.05)
     assert engine.aborted == engine.started
     assert request.code is Code.DEADLINE_EXCEEDED
-    assert text_of(request).text == "A"
+    assert generation_of(request).text == "A"
 
 
 async def test_a_stop_string_aborts_the_sequence(servers: TwoServers) -> None:
     request = servers.ask(max_tokens=500)
-    text_of(request).sampling.stop.append("B")
+    generation_of(request).sampling.stop.append("B")
     (engine,) = await servers.dispatch()
     engine.started[0].extend([65], (), 0)
     engine.started[0].extend([66], (), 0)
     assert engine.aborted == engine.started
-    assert (servers.completed, text_of(request).text) == ([request], "A")
+    assert (servers.completed, generation_of(request).text) == ([request], "A")
 
 
 async def test_no_sequence_starts_for_a_caller_that_is_gone(servers: TwoServers) -> None:
@@ -350,7 +355,8 @@ async def test_each_generation_is_a_span_of_its_callers_trace_from_its_dispatch(
     whole, late = servers.ask(max_tokens=3), servers.ask(deadline_s=servers.now_s + 0.02)
     whole.traceparent = f"00-{TRACE}-b7ad6b7169203331-01".encode()
     (engine,) = await servers.dispatch()
-    sequences: dict[Request, Any] = {each.request: each for each in engine.started}  # type: ignore[attr-defined]
+    started: list[Any] = [*engine.started]
+    sequences: dict[Request, Any] = {each.request: each for each in started}
     servers.now_s += 2.0
     sequences[whole].extend([65], (), 0)
     servers.now_s += 3.0
@@ -376,6 +382,6 @@ def test_a_lone_server_that_returns_at_other_costs_takes_its_generations() -> No
     revision = TwoServers().revision
     slower = replace(COSTS, fixed_s=2 * COSTS.fixed_s, kv_tokens=COSTS.kv_tokens - 16)
     assert not revision.servers
-    assert revision.takes(replace(GENERATING, instance_id="2", generation=slower, step_token_capacity=9))
+    assert revision.takes(replace(GENERATING, instance_id="2", details=slower, step_token_capacity=9))
     assert not revision.takes(replace(GENERATING, max_input_tokens=9))
     assert not revision.takes(replace(GENERATING, tokenizer_fingerprint="another"))

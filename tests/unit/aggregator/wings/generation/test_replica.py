@@ -9,10 +9,10 @@ import pytest
 
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
-from aggregator.scheduler.generating_replica import GeneratingReplica, MeanLength, first_token_in_s
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
 from aggregator.scheduler.replica_choice import choose_replica
 from aggregator.scheduler.work_item import Priority, Query
+from aggregator.wings.generation.replica import GeneratingReplica, MeanLength, first_token_in_s
 from tests.support.queries import packed
 
 CURVE = Curve(0.0, 0.01, 0.0001, 500, Rule.THROUGHPUT, 2048)

@@ -11,15 +11,16 @@ from tokenizers import Tokenizer as Reference
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from aggregator.errors import Code
-from aggregator.request.generation import Generation, logprobs_of
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.generating import GENERATION
 from aggregator.sources.http.errors import FieldError
-from aggregator.sources.http.generation import DONE, GenerationReader, GenerationWriter
-from aggregator.sources.http.service import HttpGenerationCall
 from aggregator.sources.wire.message import parse
 from aggregator.tokenizers.tokenizer import Tokenizer
+from aggregator.wings.generation.chat import Spelling
+from aggregator.wings.generation.forms import DONE, GenerationReader, GenerationWriter
+from aggregator.wings.generation.generation import Generation, generation_of, logprobs_of
+from aggregator.wings.generation.http import HttpGenerationCall
+from aggregator.wings.generation.kind import GENERATION
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_source import GRPC
 from tests.support.fake_tokenizer import Pieces
@@ -37,10 +38,13 @@ def begun(tokenizer: Tokenizer | None = None, /, **fields: Any) -> tuple[Request
     message, asked = read(json.dumps(fields).encode(), DEFAULTS, "r")
     call = HttpGenerationCall(room(), asked)
     request = parse(GENERATION, message, DEFAULTS, call, received_s=0.0, wall_s=0.0, deadline_s=60.0)
-    assert request.generation is not None
     detokenizer = WORDS if tokenizer is None else tokenizer.detokenizer(bytes(8))
-    request.generation.begin("r1", bytes(8), detokenizer)
-    return request, request.generation, GenerationWriter(request, asked, lambda: tokenizer or cast("Any", WORDS))
+    generation_of(request).begin("r1", bytes(8), detokenizer)
+    return (
+        request,
+        generation_of(request),
+        GenerationWriter(request, asked, lambda: Spelling(tokenizer) if tokenizer is not None else cast("Any", WORDS)),
+    )
 
 
 def read(event: bytes) -> Any:

@@ -11,12 +11,13 @@ import pytest
 from aggregator.errors import Code, InvalidRequest, RequestError, Undecodable
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority
-from aggregator.sources.generating import GENERATION
-from aggregator.sources.wire import generation
 from aggregator.sources.wire.message import parse
+from aggregator.wings.generation import wire as generation
+from aggregator.wings.generation.generation import generation_of
+from aggregator.wings.generation.kind import GENERATION
 from protos.embedding.v1 import embedding_pb2
 from protos.generation.v1 import generation_pb2 as pb
-from tests.support.fake_source import FakeSource, text_of
+from tests.support.fake_source import FakeSource
 from tests.support.fake_tokenizer import Letters
 
 DEFAULTS = Defaults(FakeSource("kafka", refusable=False), "m", Priority.DEFAULT)
@@ -37,7 +38,7 @@ def test_a_prompt_token_ids_or_a_chat_is_what_it_goes_on_from() -> None:
     assert parsed(prompt="hello").inputs == ["hello"]
     assert parsed(token_ids=embedding_pb2.TokenIds(ids=[1, 2])).inputs == [b"\1\0\0\0\2\0\0\0"]
     chat = parsed(messages=pb.Messages(messages=[pb.Message(role="user", content="hi")]))
-    assert [message.content for message in text_of(chat).messages] == ["hi"]
+    assert [message.content for message in generation_of(chat).messages] == ["hi"]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_deadlines_are_counted_from_intake() -> None:
     message.expire_time.FromMilliseconds(1_002_500)
     message.first_token_timeout.FromMilliseconds(500)
     request = parse(GENERATION, message, DEFAULTS, object(), received_s=10.0, wall_s=1000.0)
-    assert (request.deadline_s, text_of(request).first_token_by_s) == (12.5, 10.5)
+    assert (request.deadline_s, generation_of(request).first_token_by_s) == (12.5, 10.5)
 
 
 @pytest.mark.parametrize("name", ["best_of", "guided_json", "response_format", "tools"])
@@ -120,7 +121,7 @@ def test_bytes_that_are_no_message_are_refused() -> None:
 
 def test_an_answer_tells_usage_and_timings_at_its_end_only() -> None:
     request = parsed(prompt="x", request_id="r")
-    text = text_of(request)
+    text = generation_of(request)
     text.begin("rev", b"\1\0\0\0" * 3, Letters())
     text.started_s, text.first_token_s = 11.0, 12.0
     text.extend([65, 66], ())
@@ -141,7 +142,7 @@ def test_an_answer_tells_usage_and_timings_at_its_end_only() -> None:
 
 def test_a_text_that_failed_is_told_with_what_there_is_of_it() -> None:
     request = parsed(prompt="x")
-    text = text_of(request)
+    text = generation_of(request)
     text.begin("rev", b"\1\0\0\0", Letters())
     text.extend([65], ())
     request.fail(Failure(Code.DEADLINE_EXCEEDED, "late"))

@@ -32,8 +32,8 @@ from tests.faults.relay import Relay
 from tests.faults.rows import Figures
 from tests.faults.test_model_server_faults import restarting
 from tests.faults.test_network_faults import port_of
-from tests.integration.aggregator.test_generation import Texts, generate
-from tests.integration.aggregator.test_generation import generated as new_tokens
+from tests.integration.aggregator.wings.generation.test_generation import Texts, generate
+from tests.integration.aggregator.wings.generation.test_generation import generated as new_tokens
 from tests.support.kafka_client import Topics, open_kafka_client
 from tests.support.processes import Running, aggregators, synthetic
 

@@ -16,10 +16,12 @@ import grpc.aio
 import numpy as np
 
 from aggregator.errors import BatchFailed, Code, ModelServerLost, ModelServerTimedOut
-from aggregator.model_server import PRIORITIES, GenerationLoad, ServerDescription, ServerSequence
+from aggregator.model_server import PRIORITIES, GenerationLoad, ServerDescription
 from aggregator.observability.costs import NOBODY, REST, Costs
-from aggregator.request.generation import logprobs_of
+from aggregator.replicas.client import GrpcModelServer, ModelServerClient, failure_of, message_reader
 from aggregator.scheduler.work_item import Priority, Task
+from aggregator.wings.generation.generation import logprobs_of
+from aggregator.wings.generation.server import ServerSequence
 from protos.generation.v1.generation_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, TokenLogprobs
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
@@ -226,6 +228,16 @@ def _logprobs(reported: pb.SequenceLogprobs, tokens: int) -> list[TokenLogprobs]
     if np.isnan(values).any():
         return None
     return logprobs_of(reported.width, ids.tolist(), values.tolist(), ranks.tolist())
+
+
+class GeneratingModelServer(GenerateCall, GrpcModelServer):
+    """A model server that was reached and generates; its call to generate is opened by its first sequence."""
+
+    def __init__(self, client: ModelServerClient, description: ServerDescription) -> None:
+        serialize: Callable[[pb.GenerateCommand], bytes] = pb.GenerateCommand.SerializeToString
+        open_call = client.stream_stream("Generate", serialize, message_reader(pb.GenerateStep))
+        GenerateCall.__init__(self, description, open_call, failure_of, client.costs)
+        GrpcModelServer.__init__(self, client, description)
 
 
 class _Probe:

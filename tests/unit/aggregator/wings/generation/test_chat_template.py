@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.errors import InvalidRequest
-from aggregator.tokenizers.chat_template import ChatTemplate
+from aggregator.wings.generation.chat_template import ChatTemplate
 from protos.generation.v1.generation_pb2 import Message
 
 CHAT = [Message(role="user", content="hi"), Message(role="assistant", content="<b>")]

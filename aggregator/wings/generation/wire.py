@@ -8,13 +8,13 @@ from collections.abc import Callable
 from math import inf
 
 from aggregator.errors import InvalidRequest
-from aggregator.request.generation import Generation
 from aggregator.request.kind import Parts
 from aggregator.request.request import Options, Request
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS, SMALL_BYTES
 from aggregator.sources.wire.encode import fill_status
 from aggregator.sources.wire.fields import BYTES, MAX_INT32, count_token_ids, fields
 from aggregator.sources.wire.message import decode_checked, fill_json, json_object
+from aggregator.wings.generation.generation import Generation, generation_of
 from protos.generation.v1 import generation_pb2 as pb
 
 _MAX_MESSAGES = 1024  # a chat's turns
@@ -146,8 +146,7 @@ def _refusal(name: str, why: str) -> InvalidRequest:
 
 def response(request: Request, reply_id: str, now_s: float, *, done: bool) -> pb.GenerateResponse | None:
     """The next delta of a request, the last one if it is `done`; None if nothing is new."""
-    generation = request.generation
-    assert generation is not None, "An embedding request got a generation's response. This is a bug."
+    generation = generation_of(request)
     index, text, token_ids, logprobs = generation.read_new()
     if not (done or text or token_ids):
         return None
@@ -170,8 +169,7 @@ def response(request: Request, reply_id: str, now_s: float, *, done: bool) -> pb
 
 def whole(request: Request, reply_id: str, now_s: float) -> pb.GenerateResponse:
     """The one response of a sender that reads no deltas."""
-    if request.generation is not None:
-        request.generation.restart_stream()
+    generation_of(request).restart_stream()
     answer = response(request, reply_id, now_s, done=True)
     assert answer is not None, "A completed request has no answer. This is a bug."
     return answer

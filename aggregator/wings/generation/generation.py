@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from aggregator.request.request import Request, Result
 from aggregator.tokenizers.tokenizer import Detokenizer
 from protos.generation.v1 import generation_pb2 as pb
 
 
 @dataclass(slots=True, eq=False)
-class Generation:
+class Generation(Result):
     """A generation: one prompt, how to sample, and the tokens so far.
 
     `messages`: a chat, from which the model's template makes the prompt. `prompt_ids` are int32 little endian. Times
@@ -160,6 +161,12 @@ class Generation:
         text = self._text
         sizes = (size for stop in self.sampling.stop for size in range(1, len(stop)) if text.endswith(stop[:size]))
         return max(sizes, default=0)
+
+
+def generation_of(request: Request) -> Generation:
+    details = request.details
+    assert isinstance(details, Generation), "A request without a generation was to be generated. This is a bug."
+    return details
 
 
 def logprobs_of(

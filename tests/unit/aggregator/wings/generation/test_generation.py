@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.request.generation import Generation, logprobs_of
+from aggregator.wings.generation.generation import Generation, logprobs_of
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_tokenizer import Pieces
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from typing_extensions import override
 
-from aggregator.request.generation import Generation
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.http.answer import Answer, AskedPriority, TextPart, priority_of
@@ -19,7 +18,8 @@ from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS
 from aggregator.sources.wire.fields import MAX_INT32
-from aggregator.tokenizers.tokenizer import Tokenizer
+from aggregator.wings.generation.chat import Spelling
+from aggregator.wings.generation.generation import generation_of
 from protos.generation.v1 import generation_pb2 as pb
 
 DONE = b"data: [DONE]\n\n"
@@ -248,14 +248,13 @@ class GenerationWriter:
         self,
         request: Request,
         asked: CompletionRequest | ChatRequest,
-        tokenizer: Callable[[], Tokenizer],
+        spelling: Callable[[], Spelling],
     ) -> None:
-        assert request.generation is not None, "An embedding request was answered with a text. This is a bug."
         self._request = request
-        self._generation: Generation = request.generation
-        self._tokenizer = tokenizer
+        self._generation = generation_of(request)
+        self._spelling = spelling
         self._chat = isinstance(asked, ChatRequest)
-        self._with_logprobs = request.generation.sampling.HasField("logprobs")
+        self._with_logprobs = generation_of(request).sampling.HasField("logprobs")
         options = asked.stream_options
         self._with_usage = options is not None and bool(options.include_usage)
         self._created = int(time.time())
@@ -326,11 +325,11 @@ class GenerationWriter:
         return _chat_logprobs(places) if self._chat else self._completion_logprobs(places)
 
     def _shown(self, entry: pb.TokenLogprob) -> _Shown:
-        return _Shown(entry.token_id, *self._tokenizer().piece(entry.token_id), entry.logprob)
+        return _Shown(entry.token_id, *self._spelling().piece(entry.token_id), entry.logprob)
 
     def _at_start(self, place: list[_Shown], token_id: int) -> list[_Shown]:
         """The first place, whose blank the detokenizer drops where no text is before it."""
-        text = self._tokenizer().detokenizer(self._generation.prompt_ids).step(token_id)
+        text = self._spelling().detokenizer(self._generation.prompt_ids).step(token_id)
         if text.startswith(" ") or not place[0].bytes.startswith(b" "):
             return place
         return [replace(each, name=each.name.removeprefix(" "), bytes=each.bytes.removeprefix(b" ")) for each in place]
@@ -355,11 +354,11 @@ class WholeText(Answer):
     def __init__(
         self,
         asked: CompletionRequest | ChatRequest,
-        tokenizer_of: Callable[[Request], Callable[[], Tokenizer]],
+        spelling_of: Callable[[Request], Callable[[], Spelling]],
     ) -> None:
         super().__init__("")
         self._asked = asked
-        self._tokenizer_of = tokenizer_of
+        self._spelling_of = spelling_of
 
     @override
     def failure(self, request: Request) -> Failure | None:
@@ -367,12 +366,16 @@ class WholeText(Answer):
 
     @override
     def size_bytes(self, request: Request) -> int:
-        assert request.generation is not None, "An embedding request was answered with a text. This is a bug."
-        return _ANSWER_BYTES + _TOKEN_BYTES * request.generation.sampling.max_tokens
+        return _ANSWER_BYTES + _TOKEN_BYTES * generation_of(request).sampling.max_tokens
+
+    @override
+    def tokens(self, request: Request) -> tuple[int, int]:
+        generation = generation_of(request)
+        return generation.prompt_tokens, len(generation.token_ids)
 
     @override
     def write(self, request: Request) -> bytes:
-        return GenerationWriter(request, self._asked, self._tokenizer_of(request)).whole()
+        return GenerationWriter(request, self._asked, self._spelling_of(request)).whole()
 
 
 def _chat_logprobs(places: Sequence[Sequence[_Shown]]) -> dict[str, Any]:

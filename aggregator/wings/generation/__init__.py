@@ -1,0 +1,1 @@
+"""Texts: prompts and chats are continued token by token, and streamed to callers and to Kafka."""

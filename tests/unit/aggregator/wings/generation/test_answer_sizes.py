@@ -1,0 +1,18 @@
+"""The size of a text's answer is known before it is generated."""
+
+from __future__ import annotations
+
+from aggregator.sources.wire.encode import answer_bytes
+from aggregator.wings.generation.generation import Generation
+from aggregator.wings.generation.kind import GENERATION
+from protos.generation.v1.generation_pb2 import Sampling
+from tests.support.fake_source import any_request
+
+
+def test_a_text_is_as_long_as_it_may_get() -> None:
+    sizes = [
+        answer_bytes(any_request("a", kind=GENERATION, details=Generation(sampling)), 0)
+        for sampling in (Sampling(max_tokens=100), Sampling(max_tokens=100, logprobs=5), Sampling())
+    ]
+    assert sizes[0] < sizes[1] < 60_000
+    assert sizes[2] > 16_000
