@@ -90,8 +90,8 @@ def test_both_sizes_are_told_first_and_then_only_what_is_added(tmp_path: Path) -
     (always,) = re.findall(r"^lists\+=\((.*)\)$", (ROOT / ".ci/install").read_text(encoding="utf-8"), re.MULTILINE)
     base = lines("modelserver", *re.findall(r"requirements/(\w+)\.txt", always))
     first = bare.install()
-    assert f"installing {len(base)} packages for no engine (the first time some 3 GB to fetch" in first.stderr
-    assert "6 GB on disk)" in first.stderr
+    assert f"installing {len(base)} packages for no engine (the first time some 3.3 GB to fetch" in first.stderr
+    assert "6.8 GB on disk)" in first.stderr
     again = bare.install()
     assert "installing" not in again.stderr, "nothing changed"
     more = bare.install("", "--generate")
