@@ -102,4 +102,4 @@ class Cuda:
 
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info(self._device)
-        return free
+        return int(free)
