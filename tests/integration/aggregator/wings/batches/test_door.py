@@ -29,6 +29,7 @@ class Files:
     """The routes on an open port; `written` are the records."""
 
     session: aiohttp.ClientSession
+    address: str
     store: FakeStore
     written: list[Pointer]
 
@@ -59,7 +60,7 @@ async def files(**settings: Any) -> AsyncGenerator[Files]:
         desk = Desk(store, BatchesSettings(store="file:///x", **settings), produce)
         service = next(each.service for each in door.pipeline.sources if isinstance(each, HttpSource))
         service.mounted.append(BatchRoutes(service.calls, desk, [URL]))
-        yield Files(session, store, written)
+        yield Files(session, door.http, store, written)
 
 
 async def test_a_file_comes_back_as_it_was_sent() -> None:
@@ -92,8 +93,8 @@ async def test_a_tenant_that_stores_too_much_is_refused() -> None:
 
 async def test_an_upload_that_breaks_off_leaves_nothing() -> None:
     async with files() as served:
-        host = str(served.session._base_url.authority)  # noqa: SLF001
-        reader, writer = await asyncio.open_connection(*host.split(":"))
+        host, port = served.address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/files HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n")
         writer.write(b"content-type: multipart/form-data; boundary=b\r\n\r\n--b\r\n")
         writer.write(b'content-disposition: form-data; name="file"; filename="a"\r\n\r\nsome')
