@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,7 +11,11 @@ from io import BytesIO
 from typing import Any
 
 import aiohttp
+import pytest
 
+from aggregator.request.request import Defaults
+from aggregator.scheduler.work_item import Priority
+from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.listener import HttpSource
 from aggregator.wings.batches.desk import Desk
 from aggregator.wings.batches.objects import Pointer
@@ -121,3 +126,18 @@ async def test_batches_come_page_by_page_and_unknown_paths_are_named() -> None:
         assert (status, "/v1/files/{file}/content" in answer["error"]["message"]) == (404, True)
         async with served.session.delete("/v1/batches") as response:
             assert (response.status, response.headers["allow"]) == (405, "GET, POST")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})],
+)
+async def test_a_line_of_a_file_does_not_stream(path: str, body: dict[str, Any]) -> None:
+    async with http_door() as (door, _):
+        http = next(each for each in door.pipeline.sources if isinstance(each, HttpSource))
+        defaults = Defaults(http, "minilm", Priority.BACKGROUND)
+        _, read = http.service.forms[path]
+        message, answer = read(json.dumps(body).encode(), defaults, "r")
+        assert (message.request_id, message.final_only, answer.content_type) == ("r", True, "application/json")
+        with pytest.raises(FieldError, match="the answer is whole here"):
+            read(json.dumps({**body, "stream": True}).encode(), defaults, "r")

@@ -17,7 +17,7 @@ from aggregator.sources.http.errors import FieldError
 from aggregator.sources.wire.message import parse
 from aggregator.tokenizers.tokenizer import Tokenizer
 from aggregator.wings.generation.chat import Spelling
-from aggregator.wings.generation.forms import DONE, GenerationReader, GenerationWriter
+from aggregator.wings.generation.forms import DONE, GenerationReader, GenerationWriter, WholeText
 from aggregator.wings.generation.generation import Generation, generation_of, logprobs_of
 from aggregator.wings.generation.http import HttpGenerationCall
 from aggregator.wings.generation.kind import GENERATION
@@ -83,6 +83,24 @@ def test_a_completion_shows_log_probabilities_by_token_with_text_offsets() -> No
         "text_offset": [0, 3, 7],
     }
     assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+
+
+@pytest.mark.parametrize("asked", [{"prompt": "x"}, CHAT], ids=["completion", "chat"])
+def test_a_whole_text_is_written_as_for_a_call_that_waits_for_it(asked: dict[str, Any]) -> None:
+    request, generated, _ = begun(**asked, max_tokens=5)
+    call = request.origin
+    assert isinstance(call, HttpGenerationCall)
+    answer = WholeText(call.asked, lambda _: lambda: cast("Any", WORDS))
+    generated.extend([5, 6], ())
+    generated.end(pb.FINISH_REASON_STOP)
+    assert answer.failure(request) is None
+    written = json.loads(answer.write(request))
+    choice = written["choices"][0]
+    assert (choice["message"]["content"] if asked is CHAT else choice["text"]) == "the cat"
+    assert (written["usage"]["total_tokens"], answer.content_type) == (4, "application/json")
+    assert answer.size_bytes(request) > len(answer.write(request))
+    request.fail(Failure(Code.UNAVAILABLE, "gone"))
+    assert answer.failure(request) == Failure(Code.UNAVAILABLE, "gone")
 
 
 def test_a_chat_shows_log_probabilities_with_bytes_and_alternatives() -> None:
