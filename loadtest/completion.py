@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 def _complete_files(parser: argparse.ArgumentParser) -> None:
     """Options that take a path complete names of files."""
     for action in parser._actions:  # noqa: SLF001 - argparse has no other list of them
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+        if action.nargs == argparse.PARSER and isinstance(action.choices, dict):  # subcommands, each with its parser
             for each in action.choices.values():
                 _complete_files(each)
         elif action.type is Path:
