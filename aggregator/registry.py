@@ -21,11 +21,15 @@ from aggregator.wings.ranking.grpc import RankingService
 from aggregator.wings.ranking.http import ROUTES as RANKING_ROUTES
 from aggregator.wings.ranking.kind import RANKING
 from aggregator.wings.stream.service import StreamService
+from aggregator.wings.token_vectors.grpc import TokenVectorsService
+from aggregator.wings.token_vectors.http import ROUTES as TOKEN_ROUTES
+from aggregator.wings.token_vectors.kind import TOKEN_VECTORS
 
 KINDS: Sequence[Kind] = (
     EMBEDDING,
     GENERATION,
     RANKING,
+    TOKEN_VECTORS,
 )
 """The tasks, in the order in which a server's are described."""
 
@@ -33,12 +37,14 @@ SERVICES: Sequence[type[RpcService]] = (
     GenerationService,
     RankingService,
     StreamService,
+    TokenVectorsService,
 )
 """Of gRPC."""
 
 ROUTES: Mapping[str, Form] = {
     **OTHER_FORMS,
     **RANKING_ROUTES,
+    **TOKEN_ROUTES,
 }
 """Of HTTP: the kind of a path's bodies, and how they are read. Each is a POST."""
 

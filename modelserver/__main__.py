@@ -30,9 +30,10 @@ from k8s.pod.telemetry import Telemetry, TelemetrySettings
 from modelserver import model_files, process_env, weights
 from modelserver.all_settings import AllModelServerSettings
 from modelserver.engines.engine import Task
+from modelserver.engines.rows import with_rows
 from modelserver.model_files import ModelFiles
 from modelserver.modes import tasks_of
-from modelserver.registry import LAYERS, MODES
+from modelserver.registry import LAYERS, MODES, ROWS
 from modelserver.settings import ENV_PREFIX, ModelServerSettings
 from modelserver.tokenizer_check import check_tokenizer, compare_tokenizer
 
@@ -95,7 +96,7 @@ def prepare(settings: ModelServerSettings) -> ModelFiles:
     local = not settings.model.path or Path(settings.model.path).expanduser().is_dir()
     warnings.filterwarnings("ignore", module=r"vllm\.")
     path = model_files.locate(settings.model.path, settings.model.revision)
-    files = model_files.read(path, settings.model.revision)
+    files = with_rows(model_files.read(path, settings.model.revision), settings.model.task, ROWS)
     v1_runner = process_env.needs_v1_runner(settings.engine.kind, causal=files.is_causal)
     process_env.prepare_engine_env(os.environ, local_model=local, v1_runner=v1_runner)
     if settings.engine.kind != "synthetic":

@@ -34,8 +34,12 @@ _SENTENCE_CONFIGS = tuple(
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 """The files in which sentence-transformers looks for its settings, in this order."""
-_PER_TASK = ("query_length", "document_length", "query_expansion", "processing_kwargs", "tokenizer_name_or_path")
+_PER_SIDE = ("query_length", "document_length", "query_expansion")
+"""Keys of a sentence config that tokenize queries and documents by rules of their own: of token vectors alone."""
+_OTHER_RULES = ("processing_kwargs", "tokenizer_name_or_path")
 """Keys of a sentence config that tokenize by other rules than the tokenizer's files."""
+_GIVES_TOKENS = ("MultiVectorEncoder", "ColBERT")
+"""Kinds of models that give a vector of each token, as sentence-transformers and PyLate write them."""
 _AFTER_PADDING = frozenset(
     ("roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "data2vec-text", "mpnet", "xmod")
 )
@@ -58,6 +62,8 @@ _DOCUMENT_PROMPTS = ("document", "passage", "search_document")
 class ModelFiles:
     """One model on disk; `embeds`: its files name the pooling of its hidden states; `classifies`: it has labels.
 
+    `rows`: what a wing says of rows that are not one vector a text (`engines.rows.Rows`).
+
     `tokenizer` holds file names and contents in the order of names, `fingerprint` their SHA-256 in hexadecimal.
     """
 
@@ -79,6 +85,7 @@ class ModelFiles:
     classifies: bool = False
     is_cross_encoder: bool = False
     adapter: Path | None = None
+    rows: object = None
 
     @property
     def scores(self) -> bool:
@@ -227,7 +234,8 @@ def sentence_config(path: Path) -> dict[str, Any]:
     """The tokenization that sentence-transformers saved. Raises CannotStart for rules that are not applied."""
     file = next((path / name for name in _SENTENCE_CONFIGS if _mapping(path / name)), path / _SENTENCE_CONFIGS[0])
     content = _mapping(file)
-    if set_keys := [key for key in _PER_TASK if content.get(key)]:
+    refused = _OTHER_RULES if gives_tokens(path) else _PER_SIDE + _OTHER_RULES
+    if set_keys := [key for key in refused if content.get(key)]:
         raise CannotStart(
             f"{file} sets {set_keys[0]} to {json.dumps(content[set_keys[0]])}, which is not applied: save the model"
             " without it, or serve another one"
@@ -236,6 +244,12 @@ def sentence_config(path: Path) -> dict[str, Any]:
         raise CannotStart(f"{file} has no modality text: texts reach this model through a chat template, which is not"
                           " applied when it embeds")  # fmt: skip
     return content
+
+
+def gives_tokens(path: Path) -> bool:
+    """Whether a folder says that its model gives a vector of each token."""
+    whole, config = _mapping(path / "config_sentence_transformers.json"), _mapping(path / "config.json")
+    return whole.get("model_type") in _GIVES_TOKENS or "HF_ColBERT" in (config.get("architectures") or ())
 
 
 def _normalizes(path: Path) -> bool:

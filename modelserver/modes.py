@@ -10,6 +10,7 @@ from k8s.pod.metrics_buffer import MetricsBuffer
 from modelserver.engines.choice import SCORES, scoring_of
 from modelserver.engines.engine import Task
 from modelserver.engines.model_config import read_scoring
+from modelserver.engines.rows import rows_of
 from modelserver.errors import CannotStart
 from modelserver.loop import EngineLoop, StateEvent
 from modelserver.model_files import ModelFiles
@@ -66,6 +67,8 @@ class Mode(Protocol):
 def tasks_of(settings: ModelServerSettings, files: ModelFiles, modes: Iterable[Mode]) -> frozenset[Task]:
     """The tasks that the model serves. Raises CannotStart for settings that contradict each other or the files."""
     name = settings.model.task
+    if rows_of(files) is not None:
+        return frozenset((Task.EMBED,))
     if name == "auto":
         return _tasks_of_files(settings, files, modes)
     for mode in modes:

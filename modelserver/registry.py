@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 from modelserver.engines.choice import Alternative, EngineWings
 from modelserver.engines.pooling import ReadLayer
+from modelserver.engines.rows import ReadRows
 from modelserver.modes import Mode
 from modelserver.wings.both.mode import Both
 from modelserver.wings.direct.choice import choose_direct
 from modelserver.wings.generation.mode import Generation
 from modelserver.wings.modules.layers import LAYERS as SAVED_LAYERS
+from modelserver.wings.token_vectors.rows import read_rows as read_token_vectors
 
 ALTERNATIVES: Mapping[str, Alternative] = {
     "direct": choose_direct,
@@ -24,3 +26,7 @@ MODES: tuple[Mode, ...] = (
     Generation(),
 )
 """Modes beside one row a query; `model.task` auto takes the first that suits the model's files."""
+ROWS: tuple[ReadRows, ...] = (
+    read_token_vectors,
+)  # fmt: skip
+"""Readers of folders whose models give other rows than one vector a text; the first that finds some counts."""

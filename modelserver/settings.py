@@ -36,7 +36,7 @@ class ModelSettings(Group):
         description="tokens of the longest input; empty: the model's own limit, for embeddings at most what one step"
         " holds, for generation on a CPU at most 2048",
     )
-    task: Literal["auto", "embed", "generate", "both", "rank", "classify"] = Field(
+    task: Literal["auto", "embed", "generate", "both", "rank", "classify", "multi_vector", "sparse"] = Field(
         default="auto",
         description="both: embed and generate in the same engine steps. rank: one score of a query and a document;"
         " classify: one score per label. auto: rank for a classifier (…ForSequenceClassification) of one label,"

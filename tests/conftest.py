@@ -6,6 +6,7 @@ import pytest
 
 from k8s.pod.open_files import raise_limit
 from modelserver.process_env import installed_vllm
+from tests.support.patience import patient
 
 # Many engines share few cores. A step in two threads lasts as long as the slower of them, and waits for it at full
 # speed, on a core that the other threads need: beside other engines it takes twenty times as long.
@@ -15,6 +16,8 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, which are filled wi
 
 raise_limit()  # clients and servers of some tests are one process
 
+_LONGEST_S = 3600.0
+"""The time-out of a test that may take long: one that hangs is to end."""
 ON_GPU = (installed_vllm() or "").startswith("vllm ")
 LEFT_OUT = "tests marked vllm are left out: they expect vLLM's build for CPUs; ENGINE=cpu make test runs them"
 
@@ -25,9 +28,18 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what expects a CPU: exact float32, errors that a GPU answers with its loss, interpreted kernels."""
+    """Leave out what expects a CPU, and wait longer than a test says, which thinks of an idle machine.
+
+    Of a CPU: exact float32, errors that a GPU answers with its loss, interpreted kernels.
+    """
     if ON_GPU:
         leave_out(config, items)
+    for item in items:
+        timeout = item.get_closest_marker("timeout")
+        if timeout is not None:
+            item.add_marker(
+                pytest.mark.timeout(min(patient(timeout.args[0]), max(_LONGEST_S, timeout.args[0]))), append=False
+            )
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -24,6 +24,7 @@ class Task(StrEnum):
     EMBED = "embed"
     GENERATE = "generate"
     SCORE = "score"
+    TOKENS = "tokens"
 
 
 @dataclass(slots=True, eq=False)

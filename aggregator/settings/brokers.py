@@ -10,7 +10,11 @@ from pydantic import Field
 
 from k8s.pod.settings import Group
 
-OTHER_REPLIES = {"generate": "generate.replies.v1", "rank": "rank.replies.v1"}
+OTHER_REPLIES = {
+    "generate": "generate.replies.v1",
+    "rank": "rank.replies.v1",
+    "token_vectors": "token_vectors.replies.v1",
+}
 """The default destinations of replies without embeddings."""
 
 
@@ -23,7 +27,7 @@ class IntakeSettings(Group):
         default="default", description="priority of requests that name none"
     )
     tenant: str = Field(default="", description="tenant of every request that is read here")
-    task: Literal["embed", "generate", "rank"] = Field(
+    task: Literal["embed", "generate", "rank", "token_vectors"] = Field(
         default="embed", description="what its requests ask for: embeddings, generations or ranked documents"
     )
 

@@ -7,11 +7,12 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from modelserver.engines.engine import CountLaunch, Engine, EngineFacts, Launch, Scoring, StepThreads, Task
 from modelserver.engines.model_config import read_scoring, synthetic_scoring
 from modelserver.engines.pooling import Modules, ReadLayer, read_modules
+from modelserver.engines.rows import rows_of
 from modelserver.engines.synthetic import Poison, SyntheticEngine, synthetic_facts
 from modelserver.errors import CannotStart, ModelServerError
 from modelserver.model_files import ModelFiles
@@ -142,6 +143,8 @@ def _pooling(
     """A model of one task that gives one row a query, loaded by vLLM. Raises CannotStart."""
     if task in SCORES:
         return loaded(load, settings, files, scoring=scoring_of(settings, files, task))
+    if (rows := rows_of(files)) is not None:
+        return loaded(load, settings, files, rows.modules, overrides=rows.overrides)
     return loaded(load, settings, files, modules_of(settings, files, layers))
 
 
@@ -151,8 +154,10 @@ def loaded(
     files: ModelFiles,
     modules: Modules | None = None,
     scoring: Scoring | None = None,
+    *,
+    overrides: Mapping[str, Any] | None = None,
 ) -> L:
-    """The model, loaded by vLLM. Raises CannotStart."""
+    """The model, loaded by vLLM; `overrides`: entries of config.json to replace. Raises CannotStart."""
     from modelserver.engines.core import LoadOptions  # noqa: PLC0415 - loaded by now
 
     engine = settings.engine
@@ -168,6 +173,7 @@ def loaded(
         gpu_share=engine.gpu_share,
         modules=modules,
         scoring=scoring,
+        overrides=overrides or {},
     )
     try:
         return load(options)

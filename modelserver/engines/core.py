@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ class LoadOptions:
     `model_tokens` is the longest input that the model's files speak of. `graphs`: capture CUDA graphs, on a GPU.
     `gpu_share`: of the GPU's memory.
     `modules`: the modules after the transformer of a model that only embeds; None: as vLLM's class does.
-    `scoring`: of a model that ranks or classifies.
+    `scoring`: of a model that ranks or classifies. `overrides`: entries of config.json to replace for vLLM.
     """
 
     model_path: str
@@ -84,6 +84,7 @@ class LoadOptions:
     gpu_share: float = 1.0
     modules: Modules | None = None
     scoring: Scoring | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class CoreEngine:
@@ -264,7 +265,7 @@ def engine_config(options: LoadOptions) -> VllmConfig:
     config = json.loads(Path(options.model_path, "config.json").read_bytes())
     if not options.options.get("trust_remote_code"):
         _replace_code(config, options.model_path)
-    overrides = hf_overrides(config, options.scoring)
+    overrides = {**hf_overrides(config, options.scoring), **options.overrides}
     for architecture, place in OWN_CLASSES.items():
         ModelRegistry.register_model(architecture, place)
     return _engine_config(

@@ -6,7 +6,7 @@ computed together, so padding at most doubles the computed tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ class PaddedEncoder(nn.Module):  # type: ignore[misc]  # torch is without types 
         assert config.pooler_config is not None, "An encoder is loaded without a pooler. This is a bug."
         self._path, self._dtype = config.model, config.dtype
         self._pad_id = config.hf_config.pad_token_id or 0
+        self._unattended: int | None = getattr(config.hf_config, "unattended_id", None)
         self.model: Any = self.kind.from_config(config.hf_config, dtype=config.dtype)
         self.pooler = self._pooler(config.pooler_config)
 
@@ -84,7 +85,15 @@ class PaddedEncoder(nn.Module):  # type: ignore[misc]  # torch is without types 
         if token_types is not None:
             rows["token_type_ids"] = torch.zeros_like(rows["input_ids"])
             rows["token_type_ids"][mask] = token_types[places].long()
-        hidden[places] = self._states(self.model(**rows, attention_mask=mask.long()), mask)
+        hidden[places] = self._states(self.model(**rows, attention_mask=self._attended(rows, mask).long()), mask)
+
+    def _attended(self, rows: Mapping[str, torch.Tensor], mask: torch.Tensor) -> torch.Tensor:
+        """The tokens that others attend to: all, but for the unattended id at the end of a query."""
+        if self._unattended is None:
+            return mask
+        behind = (rows["input_ids"] != self._unattended) & mask
+        attended: torch.Tensor = behind.flip(1).cumsum(1).flip(1) > 0
+        return attended
 
     def _states(self, computed: Any, mask: torch.Tensor) -> torch.Tensor:
         states: torch.Tensor = computed.last_hidden_state[mask]

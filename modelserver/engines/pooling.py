@@ -22,6 +22,8 @@ _SAVED_BY = "sentence_transformers."
 _MODULE_KEYS = frozenset(("idx", "kwargs", "name", "path", "type"))
 NAMES = ("module_input_name", "module_output_name")
 """Keys of a module's config: the value that it takes, and the one that it gives."""
+OF_TEXT, OF_TOKEN = "sentence_embedding", "token_embeddings"
+"""Values of theirs: the vector of a text, and those of its tokens."""
 _TRANSFORMER_KEYS: Mapping[str, Collection[Any]] = {
     "backend": (None, "torch"),
 }
@@ -194,9 +196,9 @@ def read_saved(folder: Path, *, trusted: bool) -> SavedModules | None:
     return replace(pooled, after=after)
 
 
-def check_normalize(folder: Path) -> None:
+def check_normalize(folder: Path, of: str = OF_TEXT) -> None:
     """Raises CannotStart for a Normalize module that normalizes something else than the vector."""
-    check_names(read_config(folder, NAMES, optional=True), folder / "config.json")
+    check_names(read_config(folder, NAMES, optional=True), folder / "config.json", of)
 
 
 def read_listed(folder: Path) -> list[dict[str, Any]] | None:
@@ -238,11 +240,8 @@ def _kind(module: Mapping[str, Any], file: Path, *, trusted: bool) -> str:
     )
 
 
-def check_transformer(folder: Path, task: str = "feature-extraction") -> None:
-    """Raises CannotStart for a sentence config, or one of the whole model, that asks for other vectors or scores.
-
-    `task`: transformers' name of the model's task.
-    """
+def check_sentence_config(folder: Path, task: str = "feature-extraction") -> None:
+    """Raises CannotStart for a sentence config that asks for other hidden states or logits."""
     embeds = task == "feature-extraction"
     output, given_as = _OUTPUTS[task]
     for key, value in sentence_config(folder).items():
@@ -259,6 +258,15 @@ def check_transformer(folder: Path, task: str = "feature-extraction") -> None:
         if not known:
             raise CannotStart(f"{folder} sets {key} of its Transformer module to {json.dumps(value)}, which is not"
                               " computed")  # fmt: skip
+
+
+def check_transformer(folder: Path, task: str = "feature-extraction") -> None:
+    """Raises CannotStart for a sentence config, or one of the whole model, that asks for other vectors or scores.
+
+    `task`: transformers' name of the model's task.
+    """
+    check_sentence_config(folder, task)
+    embeds = task == "feature-extraction"
     whole = read_json(folder / "config_sentence_transformers.json") or {}
     kind = "SentenceTransformer" if embeds else "CrossEncoder"
     if whole.get("model_type", kind) != kind:
@@ -302,11 +310,11 @@ def _pooling(folder: Path) -> SavedModules:
     return SavedModules(tuple(map(Pooling, modes)), size * len(modes), leaves_prompts_out=leaves_out)
 
 
-def check_names(config: Mapping[str, Any], file: Path) -> None:
-    """Raises CannotStart for a module that takes or gives something else than the vector."""
+def check_names(config: Mapping[str, Any], file: Path, of: str = OF_TEXT) -> None:
+    """Raises CannotStart for a module that takes or gives something else than the vector `of` a text, or a token."""
     for name in NAMES:
-        if config.get(name) not in (None, "sentence_embedding"):
-            raise CannotStart(f"{file} sets {name} to {json.dumps(config[name])}: only sentence_embedding is computed")
+        if config.get(name) not in (None, of):
+            raise CannotStart(f"{file} sets {name} to {json.dumps(config[name])}: only {of} is computed")
 
 
 def flag(config: Mapping[str, Any], key: str, file: Path, *, default: bool = False) -> bool:

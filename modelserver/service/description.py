@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from modelserver.engines.engine import EngineFacts, Scoring, Task
+from modelserver.engines.rows import rows_of
 from modelserver.model_files import ModelFiles
 from modelserver.profile.measure import Profile
 from protos.modelserver.v1 import modelserver_pb2 as pb
@@ -32,7 +33,7 @@ def describe(
 
     `degraded`: why it serves fewer tasks than its settings ask for.
     """
-    return Description(
+    description = Description(
         facts,
         pb.DescribeResponse(
             model=name,
@@ -64,6 +65,9 @@ def describe(
             never_zero=min(facts.tasks) != Task.GENERATE and not facts.gives_zeros,
         ),
     )
+    if (rows := rows_of(files)) is not None:
+        rows.describe(description.message)
+    return description
 
 
 def _pair_template(scoring: Scoring) -> pb.PairTemplate:

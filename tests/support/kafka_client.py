@@ -14,6 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from tokenbatch_client.kafka import JSON, PROTOBUF, Reply
 
 from protos.embedding.v1 import embedding_pb2 as pb
+from tests.support.patience import patient
 from tests.support.until import until
 
 __all__ = ["JSON", "PROTOBUF"]
@@ -91,7 +92,7 @@ class KafkaClient:
 
     async def until(self, done: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Read until `done`; raises TimeoutError."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + patient(timeout_s)
         while not done():
             await self._read(0.1)
             if time.monotonic() > deadline_s:
@@ -130,7 +131,7 @@ class KafkaClient:
         tps = [TopicPartition(self.topics.requests, number) for number in range(2)]
         ends = {(tp.topic, tp.partition): end for tp, end in (await self._consumer.end_offsets(tps)).items()}
         seen: dict[tuple[str, int], int] = {}
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + patient(timeout_s)
         while seen != ends:
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"committed is {seen}, not {ends}")

@@ -22,6 +22,7 @@ from aggregator.wings.undecodable.batches import read_by_hand
 from k8s.pod.metrics_buffer import MetricsBuffer
 from tests.support.fake_kafka import FakeKafka, FakeProducer
 from tests.support.kafka_client import connected_admin, make_topics
+from tests.support.patience import patient
 
 OnFenced = Callable[[Sequence[InFlightRecord]], None]
 
@@ -180,7 +181,7 @@ class Reading:
     async def take(self, count: int, timeout_s: float = 60.0) -> list[InFlightRecord]:
         """Exactly `count` more records; unfinished."""
         taken: list[InFlightRecord] = []
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(patient(timeout_s)):
             while len(taken) < count:
                 taken.extend(await self.consumer.fetch())
         assert len(taken) == count, f"{len(taken)} records came instead of {count}"
@@ -217,7 +218,7 @@ async def until_committed(cluster: Cluster, topic: str, offsets: Mapping[int, in
     """Wait for the group to have committed exactly these."""
     seen: Mapping[int, int] = {}
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(patient(timeout_s)):
             while seen != offsets:
                 await asyncio.sleep(0.02)
                 with suppress(GroupCoordinatorNotAvailableError):  # a broker that has just started has none yet

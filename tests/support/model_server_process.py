@@ -22,10 +22,11 @@ from typing_extensions import override
 from loadtest.stack.service import ModelServer
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
+from tests.support.patience import patient
 from tests.support.scrape import Metrics, metrics
 
-START_S = 300.0
-CALL_S = 60.0
+START_S = patient(120.0)
+CALL_S = patient(30.0)
 MAX_BYTES = 64 * 1024 * 1024
 _POLL_S = 0.01
 _DEFAULTS = {"PROFILE__ENABLED": "false", "PROFILE__CACHE": "/nonexistent"}

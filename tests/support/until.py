@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.support.patience import patient
+
 
 async def until(holds: Callable[[], Any], timeout_s: float = 60.0, every_s: float = 0.01) -> Any:
     """Wait in an event loop, and return what `holds`, which may be a coroutine, returned. Raises TimeoutError."""
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(patient(timeout_s)):
         while True:
             found = holds()
             if inspect.isawaitable(found):
@@ -28,9 +30,9 @@ async def until_beside(holds: Callable[[], Any], what: str = "", timeout_s: floa
 
 def wait_until(holds: Callable[[], Any], what: str = "", timeout_s: float = 60.0, every_s: float = 0.1) -> Any:
     """Wait without an event loop, and return what `holds` returned. Raises TimeoutError."""
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + patient(timeout_s)
     while not (found := holds()):
         if time.monotonic() > deadline_s:
-            raise TimeoutError(f"not within {timeout_s:.0f} s: {what}")
+            raise TimeoutError(f"not within {patient(timeout_s):.0f} s: {what}")
         time.sleep(every_s)
     return found

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modelserver.engines.pooling import NAMES, ReadLayer, check_names, check_normalize, flag, read_config, size_of
+from modelserver.engines.pooling import (
+    NAMES,
+    OF_TEXT,
+    ReadLayer,
+    check_names,
+    check_normalize,
+    flag,
+    read_config,
+    size_of,
+)
 from modelserver.errors import CannotStart
 
 if TYPE_CHECKING:
@@ -75,10 +84,10 @@ class Normalize:
         return normalize()
 
 
-def read_dense(folder: Path) -> Dense:
+def read_dense(folder: Path, of: str = OF_TEXT) -> Dense:
     file = folder / "config.json"
     config = read_config(folder, ("in_features", "out_features", "bias", "activation_function", "use_residual", *NAMES))
-    check_names(config, file)
+    check_names(config, file, of)
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     name = str(activation).rpartition(".")[2]
     if not str(activation).startswith("torch.nn.") or name not in _ACTIVATIONS:
@@ -100,8 +109,8 @@ def read_layer_norm(folder: Path) -> LayerNorm:
     return LayerNorm(folder, size_of(read_config(folder, ("dimension",)), "dimension", folder / "config.json"))
 
 
-def read_normalize(folder: Path) -> Normalize:
-    check_normalize(folder)
+def read_normalize(folder: Path, of: str = OF_TEXT) -> Normalize:
+    check_normalize(folder, of)
     return Normalize(folder)
 
 

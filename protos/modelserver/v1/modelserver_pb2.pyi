@@ -245,7 +245,7 @@ class SaturationProfile(_message.Message):
     def __init__(self, floor_s: _Optional[float] = ..., fixed_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., saturation_point: _Optional[int] = ..., rule: _Optional[str] = ..., max_tokens: _Optional[int] = ..., points: _Optional[_Iterable[_Union[ProfilePoint, _Mapping]]] = ..., measured_at: _Optional[str] = ..., backlog_tokens: _Optional[int] = ..., eager_s: _Optional[float] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "model_revision", "tokenizer_fingerprint", "dimensions", "matryoshka_dimensions", "max_input_tokens", "step_token_capacity", "step_query_capacity", "normalizes", "query_prompt", "document_prompt", "profile", "engine", "engine_version", "dtype", "device", "vocabulary_size", "instance_id", "task", "generation", "tasks", "degraded", "capture_sizes", "labels", "pair_template", "pools_spans", "never_zero")
+    __slots__ = ("model", "model_revision", "tokenizer_fingerprint", "dimensions", "matryoshka_dimensions", "max_input_tokens", "step_token_capacity", "step_query_capacity", "normalizes", "query_prompt", "document_prompt", "profile", "engine", "engine_version", "dtype", "device", "vocabulary_size", "instance_id", "task", "generation", "tasks", "degraded", "capture_sizes", "labels", "pair_template", "pools_spans", "never_zero", "token_vectors")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -273,6 +273,7 @@ class DescribeResponse(_message.Message):
     PAIR_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     POOLS_SPANS_FIELD_NUMBER: _ClassVar[int]
     NEVER_ZERO_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_VECTORS_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_revision: str
     tokenizer_fingerprint: str
@@ -300,7 +301,32 @@ class DescribeResponse(_message.Message):
     pair_template: PairTemplate
     pools_spans: bool
     never_zero: bool
-    def __init__(self, model: _Optional[str] = ..., model_revision: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dimensions: _Optional[int] = ..., matryoshka_dimensions: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., step_token_capacity: _Optional[int] = ..., step_query_capacity: _Optional[int] = ..., normalizes: bool = ..., query_prompt: _Optional[str] = ..., document_prompt: _Optional[str] = ..., profile: _Optional[_Union[SaturationProfile, _Mapping]] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., instance_id: _Optional[str] = ..., task: _Optional[str] = ..., generation: _Optional[_Union[GenerationProfile, _Mapping]] = ..., tasks: _Optional[_Iterable[str]] = ..., degraded: _Optional[str] = ..., capture_sizes: _Optional[_Iterable[int]] = ..., labels: _Optional[_Iterable[str]] = ..., pair_template: _Optional[_Union[PairTemplate, _Mapping]] = ..., pools_spans: bool = ..., never_zero: bool = ...) -> None: ...
+    token_vectors: TokenVectors
+    def __init__(self, model: _Optional[str] = ..., model_revision: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dimensions: _Optional[int] = ..., matryoshka_dimensions: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., step_token_capacity: _Optional[int] = ..., step_query_capacity: _Optional[int] = ..., normalizes: bool = ..., query_prompt: _Optional[str] = ..., document_prompt: _Optional[str] = ..., profile: _Optional[_Union[SaturationProfile, _Mapping]] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., instance_id: _Optional[str] = ..., task: _Optional[str] = ..., generation: _Optional[_Union[GenerationProfile, _Mapping]] = ..., tasks: _Optional[_Iterable[str]] = ..., degraded: _Optional[str] = ..., capture_sizes: _Optional[_Iterable[int]] = ..., labels: _Optional[_Iterable[str]] = ..., pair_template: _Optional[_Union[PairTemplate, _Mapping]] = ..., pools_spans: bool = ..., never_zero: bool = ..., token_vectors: _Optional[_Union[TokenVectors, _Mapping]] = ...) -> None: ...
+
+class TokenVectors(_message.Message):
+    __slots__ = ("query_prefix", "document_prefix", "query_tokens", "document_tokens", "expansion_id", "expansion_tokens", "left_out_ids", "left_out_of_queries", "left_out_of_documents", "weights")
+    QUERY_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    QUERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPANSION_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPANSION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_IDS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_OF_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_OF_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    query_prefix: _containers.RepeatedScalarFieldContainer[int]
+    document_prefix: _containers.RepeatedScalarFieldContainer[int]
+    query_tokens: int
+    document_tokens: int
+    expansion_id: int
+    expansion_tokens: int
+    left_out_ids: _containers.RepeatedScalarFieldContainer[int]
+    left_out_of_queries: bool
+    left_out_of_documents: bool
+    weights: bool
+    def __init__(self, query_prefix: _Optional[_Iterable[int]] = ..., document_prefix: _Optional[_Iterable[int]] = ..., query_tokens: _Optional[int] = ..., document_tokens: _Optional[int] = ..., expansion_id: _Optional[int] = ..., expansion_tokens: _Optional[int] = ..., left_out_ids: _Optional[_Iterable[int]] = ..., left_out_of_queries: bool = ..., left_out_of_documents: bool = ..., weights: bool = ...) -> None: ...
 
 class PairTemplate(_message.Message):
     __slots__ = ("text", "token_types")

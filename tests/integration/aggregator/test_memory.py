@@ -89,7 +89,7 @@ async def test_memory_stays_within_the_ledger_and_what_a_process_takes(kafka: Ka
         await produce(kafka, topic, backlog)
     settings = {
         "LIMITS__MEMORY_BYTES": str(LEDGER_MIB << 20),
-        "GRPC__BIND": "",
+        "GRPC__BIND": "127.0.0.1:0",
         "HTTP__BIND": "",
         "KAFKA__TOPICS": json.dumps([{"name": topic} for topic in BACKLOGS]),
     }

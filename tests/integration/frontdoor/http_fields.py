@@ -18,6 +18,7 @@ from aggregator.wings.generation.forms import GenerationReader
 from aggregator.wings.generation.http import HttpGenerationCall, ReadGeneration
 from aggregator.wings.generation.kind import GENERATION
 from tests.integration.aggregator.wings.ranking import http_fields as ranking
+from tests.integration.aggregator.wings.token_vectors import http_fields as token_vectors
 from tests.integration.frontdoor.test_http import http_door
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_source import GRPC
@@ -214,6 +215,7 @@ GENERATION_FORMS: list[tuple[str, str, ReadGeneration, dict[str, Any], list[Fiel
 DOORS: list[tuple[Callable[[], FakeEngine], Sequence[Form]]] = [
     (slow_engine, FORMS),
     ranking.DOOR,
+    token_vectors.DOOR,
 ]
 
 

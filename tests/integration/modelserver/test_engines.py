@@ -18,6 +18,7 @@ import pytest
 from modelserver.engines.model_config import capture_sizes
 from modelserver.registry import ALTERNATIVES
 from tests.integration.modelserver.texts import generated, questions, token_ids
+from tests.support.patience import patient
 
 LAB_S = 600
 ENGINES = ("core", *ALTERNATIVES)
@@ -58,7 +59,7 @@ class Lab:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     folder = tmp_path_factory.mktemp("lab")
     command = [sys.executable, "-m", "tests.integration.modelserver.run_modules", str(folder)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=LAB_S, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=patient(LAB_S), check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return Lab(folder)
 

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.patience import patient
+
 LAB_S = 900
 NEWEST = "-newest"
 NEEDS_CODE = frozenset(("arctic", "jina-v5-nano", "jina-v5-small", "nomic-published", "voyage"))
@@ -34,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     command = [sys.executable, "-m", "tests.integration.modelserver.run_families", str(folder)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}  # with one thread nothing is measured about threads
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LAB_S, check=False)
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=patient(LAB_S), check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return folder
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import patient
+
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 TOLERANCE = 1e-5
@@ -43,7 +45,7 @@ def labs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     for name, process in started.items():
-        _, errors = process.communicate(timeout=550)
+        _, errors = process.communicate(timeout=patient(550))
         assert process.returncode == 0, errors[-4000:]
         read = json.loads((folder / name).read_text(encoding="utf-8"))
         found |= {f"{part} on {name}": each for part, each in read.items()}

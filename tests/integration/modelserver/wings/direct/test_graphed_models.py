@@ -13,6 +13,7 @@ import pytest
 
 from tests.integration.modelserver.test_engines import BERTS
 from tests.integration.modelserver.test_models import embedding_shapes, scoring_shapes
+from tests.support.patience import patient
 
 LAB_S = 900
 FAMILIES = sorted(shape for shape, engines in embedding_shapes().items() if "direct" in engines)
@@ -33,7 +34,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     program = "tests.integration.modelserver.wings.direct.run_graphs"
     command = [sys.executable, "-m", program, str(folder), *FAMILIES, *SCORES, *POOLINGS, *PROMPTED]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LAB_S, check=False)
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=patient(LAB_S), check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
     lines = (folder / "graphs.jsonl").read_text(encoding="utf-8").splitlines()
     return {each["name"]: each for each in map(json.loads, lines)}

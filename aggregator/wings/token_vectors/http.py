@@ -1,0 +1,134 @@
+"""Read the bodies of /pooling, as vLLM's clients send them, and answer with a vector a token, or weights."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from time import time
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from typing_extensions import override
+
+from aggregator.request.request import MAX_INPUTS, Defaults, Request
+from aggregator.request.vector import Vector
+from aggregator.sources.http.answer import (
+    Answer,
+    AskedPriority,
+    Form,
+    Ignored,
+    checked_id,
+    priority_of,
+    token_count,
+)
+from aggregator.sources.http.embeddings import INPUT_TYPES
+from aggregator.sources.http.errors import FieldError
+from aggregator.sources.http.json_body import decode_body
+from aggregator.sources.wire.fields import MAX_INT32
+from aggregator.wings.token_vectors.kind import TOKEN_VECTORS
+from aggregator.wings.token_vectors.sequences import sequences_of
+from aggregator.wings.token_vectors.wire import vectors_of, weights_of
+from protos.embedding.v1 import embedding_pb2 as pb
+
+_FLOAT_CHARACTERS = 13
+"""Of a number in JSON, its comma included."""
+
+
+class PoolingBody(Ignored, kw_only=True, forbid_unknown_fields=True):
+    """`POST /pooling`: vLLM's fields, and `input_type`, which says whose rules make tokens of a text."""
+
+    remedies: ClassVar[Mapping[str, str]] = {
+        "add_special_tokens": "the model's special tokens are always added; leave it out",
+        "messages": "send the text as input",
+        "truncation_side": "a text is cut at its end; leave it out",
+        "use_activation": "normalize says it",
+    }
+    """Of fields of other APIs that are not supported."""
+
+    input: Annotated[str | list[str], msgspec.Meta(description="a text or a list of texts")]
+    model: str | None = None
+    task: Literal["token_embed", "token_classify"] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    input_type: Literal["query", "document"] | None = None
+    normalize: bool | None = None
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT32)] | None = None
+    user: str | None = None
+    request_id: str | None = None
+    priority: AskedPriority = None
+
+
+_POOLING = msgspec.json.Decoder(PoolingBody)
+
+
+def read_pooling(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.EmbedRequest, Answer]:
+    """The message for a body, and how it is answered. Raises FieldError."""
+    asked = decode_body(_POOLING, data)
+    texts = [asked.input] if isinstance(asked.input, str) else asked.input
+    if not 0 < len(texts) <= MAX_INPUTS:
+        raise FieldError(f"{len(texts)} inputs: send 1 to {MAX_INPUTS}", "input")
+    if asked.truncate_prompt_tokens == 0:
+        raise FieldError(
+            "expected -1, which truncates to what the model takes, or 1 and more", "truncate_prompt_tokens"
+        )
+    truncate = pb.TRUNCATE_NONE if asked.truncate_prompt_tokens is None else pb.TRUNCATE_END
+    message = pb.EmbedRequest(
+        request_id=checked_id(asked.request_id) or request_id,
+        model=asked.model or "",
+        inputs=[pb.Input(text=text) for text in texts],
+        input_type=INPUT_TYPES[asked.input_type],
+        priority=priority_of(asked.priority, defaults.priority),
+        truncate=truncate,
+        truncate_to=max(0, asked.truncate_prompt_tokens or 0),
+        tenant=asked.user or "",
+    )
+    if asked.normalize is not None:
+        message.normalize = asked.normalize
+    return message, TokenLists(asked.ignored(), is_base64=asked.encoding_format == "base64")
+
+
+class TokenLists(Answer):
+    """vLLM's form of a vector a token: rows of numbers, or of float32 in base64 one behind the other.
+
+    Weights have the names that vector databases give them: `indices` (token ids) and `values`.
+    """
+
+    names: Mapping[str, str] = {"truncate_to": "truncate_prompt_tokens"}
+
+    def __init__(self, ignored: str, *, is_base64: bool) -> None:
+        super().__init__(ignored)
+        self._is_base64 = is_base64
+
+    @override
+    def size_bytes(self, request: Request) -> int:
+        size = request.kind.result_bytes(request, request.options.dimensions) * len(request.inputs)
+        return size * 4 // 3 if self._is_base64 else size // 4 * _FLOAT_CHARACTERS
+
+    @override
+    def write(self, request: Request) -> bytes:
+        data = [self._one(request, index, each) for index, each in enumerate(request.outcomes)]
+        count = token_count(request)
+        return msgspec.json.encode(
+            {
+                "id": request.request_id,
+                "object": "list",
+                "created": int(time()),
+                "model": next(each.batch.model for each in request.outcomes if isinstance(each, Vector)),
+                "data": data,
+                "usage": {"prompt_tokens": count, "total_tokens": count},
+            }
+        )
+
+    def _one(self, request: Request, index: int, found: object) -> dict[str, Any]:
+        assert isinstance(found, Vector), "An answer was written whose input failed. This is a bug."
+        made = sequences_of(request)
+        if made.weights:
+            ids, weights = weights_of(made, index, found)
+            return {"index": index, "object": "sparse", "indices": ids, "values": weights}
+        vectors = vectors_of(request, found)
+        rows = base64.b64encode(vectors.tobytes()).decode() if self._is_base64 else vectors.tolist()
+        return {"index": index, "object": "pooling", "data": rows}
+
+
+ROUTES: Mapping[str, Form] = {
+    "/pooling": (TOKEN_VECTORS, read_pooling),
+}

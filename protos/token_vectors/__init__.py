@@ -1,0 +1,1 @@
+"""Generated from token_vectors's .proto files."""
