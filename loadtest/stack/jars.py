@@ -99,7 +99,7 @@ def _download(jar: Jar, folder: Path, scratch: Path) -> None:
     for attempt in range(1, _TRIES + 1):
         repository = scratch / f"{jar.file_name}-{attempt}"
         try:
-            _fetch(jar, repository).replace(folder / jar.file_name)
+            fetch(jar, repository).replace(folder / jar.file_name)
         # Whatever a network, a mirror or a full disk can do is tried again, then told.
         except Exception as error:
             if attempt == _TRIES:
@@ -114,7 +114,8 @@ def _download(jar: Jar, folder: Path, scratch: Path) -> None:
             return
 
 
-def _fetch(jar: Jar, repository: Path) -> Path:
+def fetch(jar: Jar, repository: Path) -> Path:
+    """A jar in a repository of its own, checked. Raises what jgo raises, and StackError for a wrong hash."""
     mirrors = GlobalSettings.load().repositories
     context = MavenContext(repo_cache=repository, remote_repos={**mirrors, "central": MAVEN_CENTRAL_URL}, timeout=60)
     path = context.project(jar.group, jar.artifact).at_version(jar.version).artifact().resolve()
