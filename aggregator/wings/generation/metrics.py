@@ -47,15 +47,15 @@ class GenerationMetrics:
         self, model: str, generation: Generation, total_s: float, received_s: float, failure: Failure | None
     ) -> None:
         operation = _operation(generation)
-        labels = (model, operation, PROVIDER)
-        self._generation_duration.record(total_s, *labels, "" if failure is None else failure.code.name)
-        self._generation_tokens.record(generation.prompt_tokens, *labels, "input")
-        self._generation_tokens.record(len(generation.token_ids), *labels, "output")
+        values = (model, operation, PROVIDER)
+        self._generation_duration.record(total_s, *values, "" if failure is None else failure.code.name)
+        self._generation_tokens.record(generation.prompt_tokens, *values, "input")
+        self._generation_tokens.record(len(generation.token_ids), *values, "output")
         if generation.token_ids:
             first_s = generation.first_token_s - received_s
-            self._first_token.record(first_s, *labels)
+            self._first_token.record(first_s, *values)
             if len(generation.token_ids) > 1:
-                self._token_interval.record((total_s - first_s) / (len(generation.token_ids) - 1), *labels)
+                self._token_interval.record((total_s - first_s) / (len(generation.token_ids) - 1), *values)
 
 
 def trace(tracing: Tracing, request: Request, generation: Generation, now_s: float, failed: Code | None) -> None:
