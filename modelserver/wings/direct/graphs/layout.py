@@ -74,7 +74,8 @@ class Shape:
     @property
     def size(self) -> int:
         """Numbers of an input buffer."""
-        return self.places.first.stop
+        end: int = self.places.first.stop
+        return end
 
     def lay_out(
         self, buffer: IdArray, token_ids: IdArray, lengths: IdArray, second_segments: IdArray | None = None
