@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -195,11 +195,18 @@ def without(gone_wings: Sequence[Wing], copy: Path) -> None:
             text = _unlinked(text, wing.folder)
         page.write_text(text, encoding="utf-8")
     subprocess.run(("git", "init", "--quiet"), cwd=copy, check=True)  # the files of the copy are listed by git too
-    while yard := {file for file, _ in missing(copy) if YARD in file.parts}:
+    for file in {file for file, _ in lines if _is_of_another_wing(file, gone)}:
+        (copy / file).unlink(missing_ok=True)
+    while yard := {file for file, _ in missing(copy) if YARD in file.parts or _is_of_another_wing(file, gone)}:
         for file in yard:
             (copy / file).unlink()
             _unlist(".".join(file.with_suffix("").parts), copy)
             _drop_ignored_imports(copy / _CONTRACTS, ".".join(file.with_suffix("").parts))
+
+
+def _is_of_another_wing(file: Path, gone: Collection[Path]) -> bool:
+    """Whether a file is a test of a wing that stays: one that needs both goes with either."""
+    return file.parts[0] == "tests" and "wings" in file.parts and not {*gone} & {*file.parents}
 
 
 def _unlist(module: str, root: Path) -> None:

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from aggregator.errors import TokenbatchError
-from aggregator.request.request import Defaults, Failure
-from aggregator.scheduler.work_item import Priority
-from aggregator.sources.http.errors import error_of
-from aggregator.sources.wire.message import parse
-from aggregator.wings.generation.forms import GenerationReader
-from aggregator.wings.generation.http import HttpGenerationCall, ReadGeneration
-from aggregator.wings.generation.kind import GENERATION
+from tests.integration.aggregator.wings.generation import http_fields as generation
 from tests.integration.aggregator.wings.ranking import http_fields as ranking
 from tests.integration.aggregator.wings.token_vectors import http_fields as token_vectors
 from tests.integration.frontdoor.test_http import http_door
 from tests.support.fake_engine import FakeEngine
-from tests.support.fake_source import GRPC
-from tests.support.http_bodies import AnyRevision, room
-from tests.support.http_field import TEXTS, Field, Form
+from tests.support.http_field import TEXTS, Field, Form, refusal, section
 from tests.support.listening import slow_engine
 
 PAGE = Path(__file__).parents[3] / "docs" / "http_fields.md"
@@ -33,8 +22,6 @@ Written by `python -m tests.integration.frontdoor.http_fields`, which sends each
 that the page is up to date. *Taken*: it means what it means there. *Ignored*: the answer is the same, and
 `x-tokenbatch-ignored` names the field. *Refused*: status 400, with this message, which names the field and a remedy.
 """
-_REMEDY = re.compile(r"expected|send|leave it out|says it|did you mean|use |set |put it|takes it|pass|cuts|gives|needs")
-"""Words that say what to do instead; each refusal has some of them."""
 
 
 OPENAI = [
@@ -148,74 +135,15 @@ FORMS: list[Form] = [
     ("Cohere", "/v2/embed", {"texts": TEXTS}, COHERE),
     ("Cohere, version 1", "/v1/embed", {"texts": TEXTS}, COHERE_1),
 ]
-_SAMPLING = [
-    Field("max_tokens", 5),
-    Field("temperature", 0.5),
-    Field("temperature", -1),
-    Field("top_p", 0.9),
-    Field("top_p", 0),
-    Field("seed", 5),
-    Field("stop", ["."]),
-    Field("presence_penalty", 1),
-    Field("frequency_penalty", 3),
-    Field("stream", True),
-    Field("stream_options", {"include_usage": True}),
-    Field("user", "someone", "the tenant, where callers do not authenticate"),
-    Field("n", 1),
-    Field("n", 2),
-    Field("logit_bias", {"5": 1}),
-    Field("top_k", 5, "-1 and 0: all"),
-    Field("min_p", 0.1),
-    Field("min_tokens", 1),
-    Field("repetition_penalty", 1.1),
-    Field("stop_token_ids", [5]),
-    Field("ignore_eos", True),
-    Field("guided_json", {"type": "object"}),
-    Field("priority", "background"),
-    Field("priority", "high"),
-    Field("wings", 2),
-]
-COMPLETION = [
-    Field("prompt", "a text"),
-    Field("prompt", ["a text", "another"]),
-    *_SAMPLING,
-    Field("best_of", 2),
-    Field("echo", True),
-    Field("suffix", "an end"),
-    Field("logprobs", 3),
-    Field("logprobs", 21),
-]
-CHAT = [
-    Field("messages", [{"role": "user", "content": "hi", "name": "ada"}]),
-    Field("messages", [{"role": "user", "content": [{"type": "image_url"}]}]),
-    Field("messages", [{"role": "user"}]),
-    *_SAMPLING,
-    Field("max_completion_tokens", 5),
-    Field("logprobs", True),
-    Field("top_logprobs", 3),
-    Field("response_format", {"type": "text"}),
-    Field("response_format", {"type": "json_object"}),
-    Field("tools", [{"type": "function"}]),
-    Field("tool_choice", "required"),
-]
-_GENERATION = GenerationReader(AnyRevision(), trusts_token_ids=False)
-_DEFAULTS = Defaults(GRPC, "smol", Priority.INTERACTIVE)
-GENERATION_FORMS: list[tuple[str, str, ReadGeneration, dict[str, Any], list[Field]]] = [
-    ("OpenAI and vLLM", "/v1/completions", _GENERATION.completion, {"prompt": "a"}, COMPLETION),
-    (
-        "OpenAI and vLLM",
-        "/v1/chat/completions",
-        _GENERATION.chat,
-        {"messages": [{"role": "user", "content": "a"}]},
-        CHAT,
-    ),
-]
-
-
 DOORS: list[tuple[Callable[[], FakeEngine], Sequence[Form]]] = [
     (slow_engine, FORMS),
     ranking.DOOR,
     token_vectors.DOOR,
+]
+
+
+WITHOUT_SERVER: list[Callable[[], Iterator[str]]] = [
+    generation.sections,
 ]
 
 
@@ -233,24 +161,6 @@ async def tried(session: Any, path: str, body: dict[str, Any], field: Field) -> 
         return "refused", refusal(error, field)
 
 
-def read(reads: ReadGeneration, body: dict[str, Any], field: Field) -> tuple[str, str]:
-    """The same of a generation, without a server."""
-    try:
-        message, asked = reads(json.dumps({**body, field.name: field.value}).encode(), _DEFAULTS, "r")
-        parse(GENERATION, message, _DEFAULTS, HttpGenerationCall(room(), asked), received_s=0.0, wall_s=0.0)
-    except TokenbatchError as error:
-        return "refused", refusal(error_of(Failure.of(error)), field)
-    return "taken", field.note
-
-
-def refusal(error: dict[str, Any], field: Field) -> str:
-    """Its message, which names the field as it was sent, and what to do."""
-    assert str(error["param"]).startswith(field.name), error
-    assert field.name in error["message"], error
-    assert _REMEDY.search(error["message"]), error
-    return str(error["message"])
-
-
 async def page() -> str:
     lines = [_HEAD]
     for open_engine, forms in DOORS:
@@ -258,17 +168,9 @@ async def page() -> str:
             for name, path, body, fields in forms:
                 found = [await tried(session, path, body, field) for field in fields]
                 lines += section(name, path, fields, found)
-    for name, path, reads, body, fields in GENERATION_FORMS:
-        lines += section(name, path, fields, [read(reads, body, field) for field in fields])
+    for sections in WITHOUT_SERVER:
+        lines += sections()
     return "\n".join(lines)
-
-
-def section(name: str, path: str, fields: Sequence[Field], found: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """The lines of a form's table."""
-    yield from (f"## {name}, `POST {path}`\n", "| field | value | | |", "|---|---|---|---|")
-    for field, (becomes, note) in zip(fields, found, strict=True):
-        yield f"| `{field.name}` | `{json.dumps(field.value)}` | {becomes} | {note} |"
-    yield ""
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ pytestmark = pytest.mark.real_time("processor time is what is promised: of this 
 TURN_S = 0.005
 """The longest that anything which a caller sends may hold the event loop; bodies take a third of it at most."""
 DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE, max_inputs=2048)
-GENERATION = GenerationReader(AnyRevision(), trusts_token_ids=True)
 READS: dict[str, Callable[[bytes, Defaults, str], object]] = {
     "embeddings": EmbeddingsReader(AnyRevision(), trusts_token_ids=True),
     "embed": partial(read_embed, version=1),
@@ -40,8 +39,8 @@ READS: dict[str, Callable[[bytes, Defaults, str], object]] = {
     "rerank": partial(read_rerank, returns_documents=True),
     "score": read_score,
     "classify": read_classify,
-    "completion": GENERATION.completion,
-    "chat": GENERATION.chat,
+    "completion": GenerationReader(AnyRevision(), trusts_token_ids=True).completion,
+    "chat": GenerationReader(AnyRevision(), trusts_token_ids=True).chat,
     "tokenize": lambda data, *_: decode_body(TOKENIZE, data),
     "detokenize": lambda data, *_: decode_body(DETOKENIZE, data),
 }

@@ -5,13 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aggregator.model_server import ServerDescription
+from aggregator.model_server import Details, ServerDescription
+from aggregator.scheduler.work_item import Task
 from aggregator.sources.http.service import listed
-from aggregator.wings.generation.costs import GenerationCosts
 from tests.support.fake_engine import description
 
+
+class Generates(Details):
+    """Of a server that generates."""
+
+    task = Task.GENERATE
+
+
 EMBEDS = replace(description(dimensions=96), max_input_tokens=63, matryoshka_dimensions=frozenset({64, 32}))
-GENERATES = replace(EMBEDS, dimensions=0, max_input_tokens=64, details=GenerationCosts(1.0, 0.0, 0.0, 512, 4))
+GENERATES = replace(EMBEDS, dimensions=0, max_input_tokens=64, details=Generates())
 
 
 @dataclass
