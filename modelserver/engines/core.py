@@ -236,7 +236,8 @@ def _operations(core: EngineCore) -> float:
     """Two for each weight of a matrix that a token is multiplied with; 0 if the model is in other processes."""
     runner = runner_of(core)
     named = [] if runner is None else runner.model.named_parameters()
-    return 2.0 * sum(each.numel() for name, each in named if each.ndim > 1 and "embed" not in name)
+    weights: int = sum(each.numel() for name, each in named if each.ndim > 1 and "embed" not in name)
+    return 2.0 * weights
 
 
 def _check_kind(config: VllmConfig, scoring: Scoring | None) -> None:

@@ -77,8 +77,8 @@ def run(options: argparse.Namespace) -> int:
             first = () if options.only_front else _DRY_MATRIX if options.dry else _MATRIX[:_FIRST]
             engines = measured_engines(first, folder, until_s)
             with _dry_servers() if options.dry else nullcontext():
-                counts = (_DRY_COUNTS, _DRY_COUNTS) if options.dry else (_SERVERS, _AGGREGATORS)
-                runs = front.measure(plan, *counts, until_s)
+                servers, aggregators = (_DRY_COUNTS, _DRY_COUNTS) if options.dry else (_SERVERS, _AGGREGATORS)
+                runs = front.measure(plan, servers, aggregators, until_s)
                 figures = [] if options.only_front else stack.measure(plan, _DRY_BATCHES if options.dry else _BATCHES)
             if not (options.dry or options.only_front):
                 engines += measured_engines(_MATRIX[_FIRST:], folder, until_s)
