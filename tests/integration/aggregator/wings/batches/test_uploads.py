@@ -39,7 +39,11 @@ def form(mebibytes: int) -> Iterator[bytes]:
 def upload(address: str, mebibytes: int) -> int:
     """Send a file; the status of the answer."""
     size = len(HEAD) + mebibytes * MIB + len(END)
-    headers = {"content-type": f"multipart/form-data; boundary={BOUNDARY}", "content-length": str(size)}
+    headers = {
+        "content-type": f"multipart/form-data; boundary={BOUNDARY}",
+        "content-length": str(size),
+        "x-tenant": "me",
+    }
     with closing(http.client.HTTPConnection(address, timeout=300)) as connection:
         connection.request("POST", "/v1/files", form(mebibytes), headers)
         response = connection.getresponse()
