@@ -120,7 +120,7 @@ def _check(settings: ModelServerSettings) -> int:
     tasks = tasks_of(settings, files, MODES)
     if settings.engine.kind == "synthetic":
         check_tokenizer(files)
-    elif tasks == {Task.EMBED}:
+    elif tasks == frozenset((Task.EMBED,)):
         from modelserver.engines import choice  # noqa: PLC0415 - what only this command needs
 
         choice.check(settings, files, Task.EMBED, LAYERS)

@@ -11,9 +11,9 @@ from urllib.request import urlopen
 import grpc
 import pytest
 import yaml
-from tokenbatch_client import requests
 
 from loadtest.questions import bundled_questions
+from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.cluster import kafka_on_node
 from tests.cluster.conftest import NewRelease
@@ -88,7 +88,9 @@ def test_helm_test_embeds_by_grpc_over_http_and_through_kafka(release: Release) 
 def test_embeddings_are_those_of_their_texts(release: Release) -> None:
     texts = bundled_questions()[:50]
     with grpc.insecure_channel(release.address()) as channel:
-        answer = pb_grpc.EmbeddingsStub(channel).Embed(requests.embed(texts, {}, "fifty"), timeout=30.0)
+        answer = pb_grpc.EmbeddingsStub(channel).Embed(
+            pb.EmbedRequest(request_id="fifty", inputs=[pb.Input(text=text) for text in texts]), timeout=30.0
+        )
     assert _wrong(texts, [each.embedding for each in answer.embeddings]) == []
 
 

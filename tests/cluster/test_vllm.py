@@ -7,8 +7,8 @@ from collections.abc import Generator
 import grpc
 import numpy as np
 import pytest
-from tokenbatch_client import requests
 
+from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.cluster import images, kafka_on_node
 from tests.cluster.conftest import NewRelease
@@ -36,7 +36,9 @@ def test_helm_test_passes(release: Release) -> None:
 
 def test_what_means_the_same_is_near(release: Release) -> None:
     with grpc.insecure_channel(release.address()) as channel:
-        answer = pb_grpc.EmbeddingsStub(channel).Embed(requests.embed(list(SENTENCES), {}, "three"), timeout=60.0)
+        answer = pb_grpc.EmbeddingsStub(channel).Embed(
+            pb.EmbedRequest(request_id="three", inputs=[pb.Input(text=text) for text in list(SENTENCES)]), timeout=60.0
+        )
     moon, distance, symphony = (np.frombuffer(each.embedding, "<f4") for each in answer.embeddings)
     assert float(moon @ distance) > 0.7
     assert float(moon @ symphony) < 0.3

@@ -49,7 +49,7 @@ class GenerateCall:
         failure: Callable[..., BatchFailed],
         costs: Costs,
     ) -> None:
-        self.last_steps: deque[GenerationLoad] = deque(maxlen=_LAST_STEPS)
+        self._last_steps: deque[GenerationLoad] = deque(maxlen=_LAST_STEPS)
         self.description = description
         self._open = open_call
         self._failure = failure
@@ -62,7 +62,11 @@ class GenerateCall:
 
     @property
     def load(self) -> GenerationLoad | None:
-        return self.last_steps[-1] if self.last_steps else None
+        return self._last_steps[-1] if self._last_steps else None
+
+    @property
+    def last_steps(self) -> Sequence[GenerationLoad]:
+        return self._last_steps
 
     def generate(self, sequence: ServerSequence) -> None:
         number = next(self._numbers) % _NUMBERS
@@ -145,7 +149,7 @@ class GenerateCall:
                 step.embedding_tokens,
                 time.monotonic(),
             )
-            self.last_steps.append(load)
+            self._last_steps.append(load)
         self._charge(step)
         self._extend(step, {each.sequence: each.stop_tokens for each in step.finished})
         for end in step.finished:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from tokenbatch_client import requests
 
 from loadtest.stack.ports import free_ports
 from loadtest.stack.service import Aggregator, ModelServer, without_kafka
+from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.clients.snippets import read
 from tests.support.processes import synthetic
@@ -61,7 +61,12 @@ async def call(addresses: list[str], caller: int, stop: asyncio.Event, ended: Co
 
         async def one(number: int) -> None:
             try:
-                await stub.Embed(requests.embed([f"question {number}"], {}, f"{caller}-{number}"), timeout=20.0)
+                await stub.Embed(
+                    pb.EmbedRequest(
+                        request_id=f"{caller}-{number}", inputs=[pb.Input(text=text) for text in [f"question {number}"]]
+                    ),
+                    timeout=20.0,
+                )
                 ended["OK"] += 1
             except grpc.aio.AioRpcError as error:
                 ended[f"{error.code().name}: {error.details()}"] += 1

@@ -52,7 +52,7 @@ def test_an_alternative_is_tried_but_for_causal_models_on_a_gpu(
     assert choice.threads is (threads if on_cpu else None), "a GPU's steps do not depend on the threads"
 
 
-def test_an_alternative_that_fails_serves_vllms_own_way_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_alternative_that_fails_leaves_vllms_way_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     core = Shifted()
 
     def options(**_values: object) -> None: ...

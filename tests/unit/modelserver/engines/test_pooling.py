@@ -77,7 +77,7 @@ def test_a_pooling_that_is_not_computed_is_refused(tmp_path: Path, config: dict[
     refused(tmp_path, says)
 
 
-def test_a_module_after_the_pooling_is_refused_without_a_reader_but_one_that_changes_nothing(tmp_path: Path) -> None:
+def test_a_module_without_a_reader_is_refused_unless_it_changes_nothing(tmp_path: Path) -> None:
     pooled(tmp_path, "Dropout", "Normalize")
     assert read_(tmp_path) == Modules((Pooling.MEAN,))
     write(tmp_path, "2_Dropout/config.json", {"dropout": 0.2, "scale": 2})

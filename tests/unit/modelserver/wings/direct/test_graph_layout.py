@@ -102,7 +102,7 @@ def test_no_graph_is_larger_than_a_step(step_tokens: int) -> None:
     assert found[-1].takes(step_tokens, 1, min(step_tokens, 128)) is (step_tokens <= 128) or step_tokens > 128
 
 
-def test_a_model_of_very_short_inputs_has_graphs_as_far_as_its_dummies_fit() -> None:
+def test_a_model_of_short_inputs_has_graphs_as_far_as_dummies_fit() -> None:
     found = shapes(16384, 4)
     assert found[-1].tokens == 3072
     assert all(shape.slots > 0 and shape.longest == 4 for shape in found)
