@@ -36,7 +36,12 @@ SETTINGS = KafkaSettings(
     topics=tuple(TopicSettings.model_validate({"name": name, "task": name}) for name in TASKS),
     allowed_reply_topics=("*",),
 )
-REQUESTS = {"embed": pb.EmbedRequest, "rank": RankRequest, "generate": GenerateRequest}
+REQUESTS = {
+    "embed": pb.EmbedRequest,
+    "rank": RankRequest,
+    "generate": GenerateRequest,
+    "token_vectors": pb.EmbedRequest,
+}
 
 
 def is_plain(message: str) -> bool:

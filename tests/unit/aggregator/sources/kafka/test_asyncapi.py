@@ -22,6 +22,7 @@ from aggregator.sources.wire.values import content_type_of
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest, GenerateResponse
 from protos.ranking.v1.ranking_pb2 import RankRequest, RankResponse
+from protos.token_vectors.v1.token_vectors_pb2 import EmbedTokensResponse
 from tests.support.asyncapi_page import (
     MESSAGES,
     PAGE,
@@ -39,7 +40,12 @@ from tests.support.asyncapi_page import (
 )
 from tests.support.records import in_flight_of
 
-ROOTS = (pb.EmbedRequest, pb.EmbedResponse, RankRequest, RankResponse, GenerateRequest, GenerateResponse)
+ROOTS = (
+    *(pb.EmbedRequest, pb.EmbedResponse),
+    *(RankRequest, RankResponse),
+    *(GenerateRequest, GenerateResponse),
+    EmbedTokensResponse,
+)
 WELL_KNOWN: dict[str, dict[str, Any]] = {
     "Timestamp": {"type": "string", "format": "date-time"},
     "Duration": {"type": "string"},
