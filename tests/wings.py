@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -258,31 +259,39 @@ def _fails(copy: Path, *command: str) -> Iterator[str]:
 
 def missing(root: Path) -> Iterator[tuple[Path, str]]:
     """The files that import of the project's own modules what is not there, and the import in words."""
-    own_folders = {*PRODUCT, YARD, "tests"}
-    files = set(sources(root, sorted(own_folders)))
-    names: dict[Path, set[str]] = {}
-    for file in sorted(files):
-        for node in ast.walk(ast.parse((root / file).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in own_folders:
-                at = root.joinpath(*node.module.split("."))
-                own = at.with_suffix(".py") if at.with_suffix(".py").is_file() else at / "__init__.py"
-                if "_pb2" in node.module:
-                    continue
-                if not own.is_file() and not at.is_dir():
-                    yield file, f"{file}:{node.lineno}: {node.module} is gone"
-                    continue
-                defined = names.get(own)
-                if defined is None:
-                    defined = names[own] = set(_defined(own)) if own.is_file() else set()
-                for alias in node.names:
-                    inside = at / alias.name
-                    if alias.name not in defined and not inside.with_suffix(".py").is_file() and not inside.is_dir():
-                        yield file, f"{file}:{node.lineno}: {node.module}.{alias.name} is gone"
+    for file in sorted(sources(root, sorted({*PRODUCT, YARD, "tests"}))):
+        for line, module, names in _own_imports((root / file).read_text(encoding="utf-8")):
+            at = root.joinpath(*module.split("."))
+            own = at.with_suffix(".py") if at.with_suffix(".py").is_file() else at / "__init__.py"
+            if not own.is_file() and not at.is_dir():
+                yield file, f"{file}:{line}: {module} is gone"
+                continue
+            defined = _defined(own.read_text(encoding="utf-8")) if own.is_file() else frozenset[str]()
+            for name in names:
+                inside = at / name
+                if name not in defined and not inside.with_suffix(".py").is_file() and not inside.is_dir():
+                    yield file, f"{file}:{line}: {module}.{name} is gone"
 
 
-def _defined(file: Path) -> Iterator[str]:
+@cache
+def _own_imports(text: str) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
+    """What a file imports of the project's own modules, generated ones left out: line, module, names."""
+    return tuple(
+        (node.lineno, node.module, tuple(alias.name for alias in node.names))
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom) and node.module and "_pb2" not in node.module
+        if node.module.split(".")[0] in {*PRODUCT, YARD, "tests"}
+    )
+
+
+@cache
+def _defined(text: str) -> frozenset[str]:
     """The names that a module binds, at any depth of its conditions."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    return frozenset(_bound(ast.parse(text)))
+
+
+def _bound(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Import | ast.ImportFrom):
