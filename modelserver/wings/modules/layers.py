@@ -51,7 +51,8 @@ class Dense:
     def load(self) -> nn.Module:
         from modelserver.wings.modules.weights import dense  # noqa: PLC0415 - loads torch
 
-        return dense(self)
+        shape = self.inputs, self.outputs
+        return dense(self.folder, *shape, bias=self.bias, activation=self.activation, residual=self.residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class LayerNorm:
     def load(self) -> nn.Module:
         from modelserver.wings.modules.weights import layer_norm  # noqa: PLC0415 - loads torch
 
-        return layer_norm(self)
+        return layer_norm(self.folder, self.inputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
@@ -11,17 +10,14 @@ from torch import nn
 
 from modelserver.errors import CannotStart
 
-if TYPE_CHECKING:
-    from modelserver.wings.modules.layers import Dense, LayerNorm
 
-
-def dense(layer: Dense) -> nn.Module:
+def dense(folder: Path, inputs: int, outputs: int, *, bias: bool, activation: str, residual: bool) -> nn.Module:
     """Raises CannotStart, as `layer_norm` does."""
-    return _with_weights(_Dense(layer), layer.folder)
+    return _with_weights(_Dense(inputs, outputs, bias=bias, activation=activation, residual=residual), folder)
 
 
-def layer_norm(layer: LayerNorm) -> nn.Module:
-    return _with_weights(_Norm(layer), layer.folder)
+def layer_norm(folder: Path, size: int) -> nn.Module:
+    return _with_weights(_Norm(size), folder)
 
 
 def normalize() -> nn.Module:
@@ -34,13 +30,13 @@ class _Unit(nn.Module):  # type: ignore[misc]
 
 
 class _Dense(nn.Module):  # type: ignore[misc]
-    def __init__(self, layer: Dense) -> None:
+    def __init__(self, inputs: int, outputs: int, *, bias: bool, activation: str, residual: bool) -> None:
         super().__init__()
-        self.linear = nn.Linear(layer.inputs, layer.outputs, bias=layer.bias)
-        self.activation = getattr(nn, layer.activation)()
-        self.is_residual = layer.residual
-        if layer.residual and layer.inputs != layer.outputs:
-            self.residual = nn.Linear(layer.inputs, layer.outputs, bias=False)
+        self.linear = nn.Linear(inputs, outputs, bias=bias)
+        self.activation = getattr(nn, activation)()
+        self.is_residual = residual
+        if residual and inputs != outputs:
+            self.residual = nn.Linear(inputs, outputs, bias=False)
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.activation(self.linear(vectors))
@@ -50,9 +46,9 @@ class _Dense(nn.Module):  # type: ignore[misc]
 
 
 class _Norm(nn.Module):  # type: ignore[misc]
-    def __init__(self, layer: LayerNorm) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(layer.inputs)
+        self.norm = nn.LayerNorm(size)
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
         normed: torch.Tensor = self.norm(vectors)

@@ -25,4 +25,5 @@ class Projection:
         """Raises CannotStart."""
         from modelserver.wings.token_vectors.weights import projection  # noqa: PLC0415 - loads torch
 
-        return projection(self)
+        shape = self.inputs, self.outputs
+        return projection(self.folder / self.file, *shape, bias=self.bias, rectifies=self.rectifies)
