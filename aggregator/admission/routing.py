@@ -89,10 +89,10 @@ def _route(request: Request, models: Models, now_s: float) -> tuple[ServedTask, 
     """The model's task, the revision for the request (None: none is known yet), and its complete options."""
     served = models.find(request.model, request.task)
     if served.refused_from_s <= now_s:
-        does = " and ".join(f"{each.task}s" for each in served.model.tasks.values() if each.served_since_s < inf)
+        does = " and ".join(each.task.does for each in served.model.tasks.values() if each.served_since_s < inf)
         others = ", ".join(each.name for each in models.tasks if each.task is request.task and each.revisions)
-        remedy = f"use model {others}" if others else f"no model here {request.task}s"
-        raise InvalidRequest(f"{served.name} {does} and does not {request.task}: {remedy}", "model")
+        remedy = f"use model {others}" if others else f"no model here {request.task.does}"
+        raise InvalidRequest(f"{served.name} {does} and does not {request.task.words}: {remedy}", "model")
     model_revision = served.choose(request.model_revision, request.request_id, request.replay_revision, now_s)
     waits = not request.source.refusable or now_s < served.calls_wait_until_s
     if not waits and (model_revision is None or not model_revision.servers):

@@ -24,7 +24,18 @@ class Task(StrEnum):
     EMBED = "embed"
     GENERATE = "generate"
     SCORE = "score"
-    TOKENS = "tokens"
+    TOKENS = "embed_tokens"
+
+    @property
+    def words(self) -> str:
+        """What is done, as in "does not ...": embed tokens."""
+        return self.replace("_", " ")
+
+    @property
+    def does(self) -> str:
+        """What a server does: embeds tokens."""
+        verb, *rest = self.words.split(" ", 1)
+        return " ".join((f"{verb}s", *rest))
 
 
 @dataclass(slots=True, eq=False)

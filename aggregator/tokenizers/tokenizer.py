@@ -94,6 +94,10 @@ class Tokenizer:
         """The token ids of a text without the special tokens around it; int32 little endian."""
         return token_ids.removeprefix(self._prefix).removesuffix(self._suffix)
 
+    def offsets(self, text: str, *, special: bool) -> list[tuple[int, int]]:
+        """The characters of each token of a text: its first, and the one behind its last; (0, 0) of a `special` one."""
+        return list(self._reference.encode(text, add_special_tokens=special).offsets)
+
     def detokenizer(self, prompt_ids: bytes) -> Detokenizer:
         """The detokenizer of the text after these ids, int32 little endian."""
         return Detokenizer(self._reference, np.frombuffer(prompt_ids, _INT32).tolist())

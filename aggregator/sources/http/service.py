@@ -9,10 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
-from typing import Annotated, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
-import numpy as np
 from typing_extensions import override
 
 from aggregator.admission.enqueue import LONG_CHARACTERS
@@ -37,33 +36,14 @@ from aggregator.sources.http.errors import FieldError, described, described_erro
 from aggregator.sources.http.exchange import HttpExchange
 from aggregator.sources.http.json_body import decode_body, takes_long
 from aggregator.sources.http.static import Static
+from aggregator.sources.http.tokens import DETOKENIZE, MANY_IDS, MANY_TOKENS, TOKENIZE, detokenized, tokenized
 from k8s.pod.http.exchange import Exchange, HttpError, Service
 
 _LONGEST_PATH = 64
 """Characters of an unknown path that is compared with those that there are."""
 
-_MANY_IDS = 4096  # written as numbers in half a millisecond
-_MANY_TOKENS = 64  # each takes 5 to 10 µs to become text
-
 T = TypeVar("T")
 
-
-class Tokenize(msgspec.Struct, forbid_unknown_fields=True):
-    """`POST /tokenize`, as vLLM's server has it."""
-
-    prompt: str
-    model: str | None = None
-    add_special_tokens: bool = True
-
-
-class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
-    """`POST /detokenize`, as vLLM's server has it."""
-
-    tokens: list[Annotated[int, msgspec.Meta(ge=0)]]
-    model: str | None = None
-
-
-TOKENIZE, DETOKENIZE = msgspec.json.Decoder(Tokenize), msgspec.json.Decoder(Detokenize)
 
 Serve = Callable[[HttpExchange], None]
 Asked = tuple[Kind, bytes, Identity, float, Room, Callable[[bytes, Identity], tuple[Any, Call]]]
@@ -293,14 +273,9 @@ class OpenAIService(Service):
             raise FieldError(f"the prompt has more than {limit} characters", "prompt")
         counted = await served.counting.count([asked.prompt], long=len(asked.prompt) > LONG_CHARACTERS)
 
-        def write() -> bytes:
-            ids = counted.ids
-            if not asked.add_special_tokens:
-                ids = np.frombuffer(served.tokenizer.without_special(ids.tobytes()), "<i4")
-            most = served.description.max_input_tokens
-            return msgspec.json.encode({"count": len(ids), "max_model_len": most, "tokens": ids.tolist()})
-
-        exchange.answer(200, await in_slow_lane(write) if len(counted.ids) > _MANY_IDS else write(), {})
+        write = partial(tokenized, served, asked, counted)
+        slow = asked.return_token_offsets or len(counted.ids) > MANY_IDS
+        exchange.answer(200, await in_slow_lane(write) if slow else write(), {})
 
     def _detokenize(self, exchange: HttpExchange) -> None:
         exchange.start(self._join(exchange))
@@ -308,17 +283,11 @@ class OpenAIService(Service):
     async def _join(self, exchange: HttpExchange) -> None:
         asked = await self._decode(DETOKENIZE, exchange)
         served = self._served(asked.model or exchange.identity.defaults.model)
-        size, most = served.description.vocabulary_size, served.description.max_input_tokens
+        most = served.description.max_input_tokens
         if len(asked.tokens) > most:
             raise FieldError(f"more than {most} token ids", "tokens")
-
-        def write() -> bytes:
-            if any(token >= size for token in asked.tokens):
-                raise FieldError(f"a token id is not below {size}, the size of the vocabulary", "tokens")
-            step = served.tokenizer.detokenizer(b"").step
-            return msgspec.json.encode({"prompt": "".join(map(step, asked.tokens))})
-
-        exchange.answer(200, await in_slow_lane(write) if len(asked.tokens) > _MANY_TOKENS else write(), {})
+        write = partial(detokenized, served, asked)
+        exchange.answer(200, await in_slow_lane(write) if len(asked.tokens) > MANY_TOKENS else write(), {})
 
     async def _decode(self, decoder: msgspec.json.Decoder[T], exchange: Exchange) -> T:
         """The body of a call that no engine answers. Raises FieldError."""

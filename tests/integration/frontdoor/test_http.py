@@ -130,6 +130,10 @@ async def test_texts_are_tokenized_and_token_ids_are_text_again() -> None:
         ids = tokenizer().count([text]).ids.tolist()
         assert (status, found) == (200, {"count": len(ids), "max_model_len": 64, "tokens": ids})
         assert (await post("/tokenize", prompt=text, add_special_tokens=False))[1]["tokens"] == ids[1:-1]
+        placed = (await post("/tokenize", prompt="café, who?", return_token_offsets=True))[1]["token_offsets"]
+        assert ["café, who?"[start:end] for start, end in placed] == ["", "café", ",", "who", "?", ""]
+        bare = await post("/tokenize", prompt=text, return_token_offsets=True, add_special_tokens=False)
+        assert bare[1]["token_offsets"] == [[0, 3], [4, 9], [10, 16]]
         assert await post("/detokenize", tokens=ids[1:-1]) == (200, {"prompt": text})
         for path, body, status, param in (
             ("/tokenize", {"prompt": 5}, 400, "prompt"),

@@ -164,12 +164,34 @@ class Generation(msgspec.Struct):
     usage: Usage
 
 
+class TokensOfInput(msgspec.Struct):
+    """`data`: a row a token, or base64 of their float32, of a model that gives vectors; else `indices` and `values`."""
+
+    object: Literal["pooling", "sparse"]
+    index: int
+    data: _Base64 | list[_Numbers] | msgspec.UnsetType = msgspec.UNSET
+    indices: list[int] | msgspec.UnsetType = msgspec.UNSET
+    values: _Numbers | msgspec.UnsetType = msgspec.UNSET
+
+
+class TokenRows(msgspec.Struct):
+    """The vectors, or weights, of the tokens of each input, in their order."""
+
+    object: Literal["list"]
+    data: list[TokensOfInput]
+    model: str
+    usage: Usage
+    id: str
+    created: int
+
+
 class Tokens(msgspec.Struct):
     """A text's tokens."""
 
     count: int
     max_model_len: int
     tokens: list[int]
+    token_offsets: list[tuple[int, int]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Prompt(msgspec.Struct):

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from aggregator.sources.http.embeddings import EmbeddingsRequest
-from aggregator.sources.http.service import Detokenize, Tokenize
+from aggregator.sources.http.tokens import Detokenize, Tokenize
 from aggregator.wings.generation.forms import ChatRequest, CompletionRequest
 from aggregator.wings.http_forms.cohere import EmbedBody
 from aggregator.wings.http_forms.voyage import DocumentsBody
 from aggregator.wings.openapi.documents import FILE
 from aggregator.wings.ranking.http import ClassifyBody, RerankBody, ScoreBody
+from aggregator.wings.token_vectors.http import PoolingBody
 from tests.integration.aggregator.wings.openapi import answers
 
 FIELDS = Path(__file__).parents[5] / "docs" / "http_fields.md"
@@ -57,6 +58,9 @@ POSTS: dict[str, Operation] = {
     "/score": Operation(ScoreBody, answers.Scores, "Score pairs, as at vLLM.", {"text_1": TEXTS, "text_2": TEXTS}),
     "/v1/score": Operation(ScoreBody, answers.Scores, "Score pairs, as at vLLM.", {"text_1": TEXTS, "text_2": TEXTS}),
     "/classify": Operation(ClassifyBody, answers.Classes, "Classify texts, as at vLLM.", {"input": TEXTS}),
+    "/pooling": Operation(
+        PoolingBody, answers.TokenRows, "A vector of each token, or its weight, as at vLLM.", {"input": TEXTS}
+    ),
     "/v1/completions": Operation(
         CompletionRequest, answers.Generation, "Continue a text, as at OpenAI.", {"prompt": "rain in spain"}
     ),

@@ -21,13 +21,14 @@ from modelserver.engines.synthetic import scores
 from tests.integration.aggregator.test_over_http import before, chats  # noqa: F401 - a fixture
 from tests.integration.aggregator.wings.openapi.document import POSTS, text
 from tests.integration.aggregator.wings.ranking.http_fields import RANKS
+from tests.integration.aggregator.wings.token_vectors.http_fields import TOKENS
 from tests.integration.frontdoor.test_http import OpenDoor, http_door
 from tests.support.listening import slow_engine
 
 DOCUMENT = json.loads(FILE.read_text(encoding="utf-8"))
 GENERATES = {"/v1/completions", "/v1/chat/completions"}
 RANKED = {path for path in POSTS if any(word in path for word in ("rank", "score", "classify"))}
-EMBEDS = {*POSTS} - GENERATES - RANKED
+EMBEDS = {*POSTS} - GENERATES - RANKED - {"/pooling"}
 _TOGETHER: dict[str, dict[str, Any]] = {
     "inputs": {"texts": None},
     "queries": {"text_1": None, "text_2": None, "documents": ["a text", "another"]},
@@ -100,6 +101,11 @@ async def test_each_example_of_vectors_is_answered_as_it_says(open_door: OpenDoo
 async def test_each_example_of_scores_is_answered_as_it_says(path: str) -> None:
     async with http_door(slow_engine(RANKS, compute=scores)) as (_, session):
         assert await check_all(session, path)
+
+
+async def test_each_example_of_tokens_is_answered_as_it_says() -> None:
+    async with http_door(slow_engine(TOKENS)) as (_, session):
+        assert await check_all(session, "/pooling")
 
 
 @pytest.mark.timeout(120)

@@ -12,7 +12,7 @@ import pytest
 from aggregator.errors import Code
 from aggregator.model_server import differences
 from aggregator.request.request import Defaults, Request
-from aggregator.scheduler.work_item import Priority
+from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.calls.calls import Call, call_of
 from aggregator.sources.wire.message import parse
 from aggregator.wings.token_vectors.kind import TOKEN_VECTORS
@@ -170,3 +170,10 @@ def test_servers_of_one_revision_must_agree_on_their_rules() -> None:
     other = replace(MULTI, details=replace(Rules.of(SAID), query=Side()))
     assert differences(MULTI, other)
     assert not differences(MULTI, replace(MULTI, address="another:1"))
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "does"), [(Task.EMBED, "embed", "embeds"), (Task.TOKENS, "embed tokens", "embeds tokens")]
+)
+def test_a_refusal_names_a_task_in_words(task: Task, words: str, does: str) -> None:
+    assert (task.words, task.does) == (words, does)
