@@ -17,7 +17,7 @@ import pytest
 
 from aggregator.sources.grpc import listener as grpc_listener
 from aggregator.sources.grpc import reading as grpc_reading
-from aggregator.sources.grpc import service as grpc_server
+from aggregator.wings.stream import service as stream_service
 from k8s.pod.grpc import server as grpc_port
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
@@ -240,7 +240,7 @@ async def test_a_tenant_with_many_streams_leaves_room_for_another() -> None:
 
 
 async def test_a_silent_stream_makes_way_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_server, "_SILENT_S", 0.3)
+    monkeypatch.setattr(stream_service, "_SILENT_S", 0.3)
     engine = slow_engine()
     async with listening(engine, limits={"max_streams": 4}) as door, connection(door) as channel:
         engine.gate.clear()

@@ -285,7 +285,7 @@ async def test_what_is_no_route_is_answered_in_openai_s_form() -> None:
             )
         async with session.post("/wings" + "w" * 500) as response:
             message = (await response.json())["detail"]
-            assert message.endswith("/v1/models, /health"), "every route is named"
+            assert message.endswith(", /docs"), "every route is named"
             assert len(message) < 400
         for path in ("/health", "/v1/models", "/v1/models/alias"):
             async with session.get(path) as wanted, session.head(path) as response:
