@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 
-from aggregator.scheduler.work_item import ByDeadline, Priority, Query, WorkItem
+from aggregator.scheduler.work_item import ByDeadline, Priority, Query, WorkItem, key_of
 
 _PRIORITIES = tuple(Priority)  # to walk an enum costs ten times as much
 _PUTS_PER_SWEEP = 4096  # a sweep of a queue this long takes a third of a millisecond
@@ -207,7 +207,7 @@ class TokenQueue:
         self.classes = tuple(PriorityQueue(wait_s) for wait_s in policy.max_wait_s)
         self.coalesced = 0
         self._coalesce = policy.coalesce
-        self._by_ids: dict[bytes, WorkItem] = {}
+        self._by_key: dict[bytes | tuple[bytes, int], WorkItem] = {}
         self._deadlines: list[ByDeadline] = []
         self._order = 0
         self._sweep_at = _PUTS_PER_SWEEP
@@ -257,11 +257,12 @@ class TokenQueue:
     def put(self, query: Query, token_ids: bytes, token_count: int) -> WorkItem:
         """Queue an input; if an equal one waits already, they share its item."""
         waiting = self.classes[query.priority]
-        item = self._by_ids.get(token_ids)
+        key = key_of(token_ids, token_count)
+        item = self._by_key.get(key)
         if item is None:
             item = WorkItem(token_ids, token_count, [query], query.priority, True)
             if self._coalesce:
-                self._by_ids[token_ids] = item
+                self._by_key[key] = item
             waiting.tokens += token_count
             waiting.items += 1
         else:
@@ -348,7 +349,7 @@ class TokenQueue:
         waiting.tokens -= item.token_count
         waiting.items -= 1
         if self._coalesce:
-            del self._by_ids[item.token_ids]
+            del self._by_key[key_of(item.token_ids, item.token_count)]
 
     def _reclass(self, item: WorkItem, priority: Priority) -> None:
         for waiting, sign in ((self.classes[item.priority], -1), (self.classes[priority], 1)):

@@ -68,11 +68,11 @@ class Query:
 class WorkItem:
     """One computation: token ids in (little-endian int32, special tokens included), one vector out.
 
-    Marks may follow the ids, so that equal bytes are equal computations. Where a model tells the texts of a pair apart:
-    an int32, the place at which the second begins. Of a document in chunks, which gives a vector of each: two of each
-    chunk, its first token and the one behind its last. Identical inputs share one item as its waiters. While it is
-    `queued`, every waiter is alive, and `priority` is the most urgent class among them. `refusal`: the code and the
-    words with which a server failed it last, and not its whole batch.
+    Marks may follow the ids, so that equal bytes and counts are equal computations. Where a model tells the texts of a
+    pair apart: an int32, the place at which the second begins. Of a document in chunks, which gives a vector of each:
+    two of each chunk, its first token and the one behind its last. Identical inputs share one item as its waiters.
+    While it is `queued`, every waiter is alive, and `priority` is the most urgent class among them. `refusal`: the code
+    and the words with which a server failed it last, and not its whole batch.
     """
 
     token_ids: bytes
@@ -95,6 +95,11 @@ class WorkItem:
     @property
     def alive(self) -> bool:
         return any(query.item is not None for query in self.waiters)
+
+
+def key_of(token_ids: bytes, token_count: int) -> bytes | tuple[bytes, int]:
+    """What equal computations have in common: marks behind the ids may be the bytes of another input's ids."""
+    return token_ids if len(token_ids) == ID_BYTES * token_count else (token_ids, token_count)
 
 
 ByDeadline = tuple[float, int, Query]

@@ -19,6 +19,8 @@ from k8s.pod.metrics_buffer import BufferedCounter, Instrument, MetricsBuffer
 
 ENTRY_BYTES = 400
 """Of an entry besides its rows, its sequence and its tenant: the objects around them, their place in the table."""
+_Key = tuple[bytes, int, str]
+"""A sequence with its marks, the number of its tokens, which tells marks from ids, and whose it is."""
 _BYTES = Instrument("tokenbatch.cache.bytes", "By", "bytes of the rows that the cache keeps")
 
 
@@ -37,7 +39,7 @@ class RowCache(KnownRows):
         self._most_bytes = most_bytes
         self._lookups = lookups
         self._by_tenant = by_tenant
-        self._entries = OrderedDict[tuple[bytes, str], tuple[bytes, int]]()  # the bytes of an input's rows, its chunks
+        self._entries = OrderedDict[_Key, tuple[bytes, int]]()  # the bytes of an input's rows, its chunks
         self._answer: CompletedBatch | None = None
         self._answered: list[bytes] = []
         self.bytes = 0
@@ -51,7 +53,7 @@ class RowCache(KnownRows):
         found: list[tuple[int, Vector]] = []
         for each in inputs:
             index, sequence, token_count = each
-            key = (sequence, tenant)
+            key = (sequence, token_count, tenant)
             entry = self._entries.get(key)
             if entry is None:
                 unknown.append(each)
@@ -94,7 +96,7 @@ class RowCache(KnownRows):
 
     def _keep(self, item: WorkItem, rows: bytes) -> None:
         for tenant in {query.tenant for query in item.waiters} if self._by_tenant else ("",):
-            key, entry = (item.token_ids, tenant), (rows, item.chunks)
+            key, entry = (item.token_ids, item.token_count, tenant), (rows, item.chunks)
             if key not in self._entries:
                 self._entries[key] = entry
                 self.bytes += _size(key, entry)
@@ -102,8 +104,8 @@ class RowCache(KnownRows):
             self.bytes -= _size(*self._entries.popitem(last=False))
 
 
-def _size(key: tuple[bytes, str], entry: tuple[bytes, int]) -> int:
-    return len(key[0]) + len(key[1]) + len(entry[0]) + ENTRY_BYTES
+def _size(key: _Key, entry: tuple[bytes, int]) -> int:
+    return len(key[0]) + len(key[2]) + len(entry[0]) + ENTRY_BYTES
 
 
 def open_caches(settings: AggregatorSettings, buffer: MetricsBuffer) -> Callable[[ServerDescription], KnownRows] | None:

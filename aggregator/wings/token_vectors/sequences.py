@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from aggregator.admission.sequences import too_long
 from aggregator.errors import Code
 from aggregator.model_server import Details
 from aggregator.request.kind import Counted, Made, Revision
@@ -57,7 +56,7 @@ def made(revision: Revision, request: Request, indexes: Sequence[int], counted: 
     kept.rows, kept.weights, kept.special = 0, rules.weights, rules.special
     if rules.weights and request.options.encoding != pb.ENCODING_FLOAT32:
         message = f"{revision.description.model} gives weights, which have no encoding: leave encoding out"
-        request.fail(Failure(Code.INVALID_ARGUMENT, message, field="encoding"))
+        yield from [Failure(Code.INVALID_ARGUMENT, message, field="encoding")] * len(indexes)
         return
     special_bytes = len(revision.tokenizer.special_ids[0])
     for index in indexes:
@@ -91,5 +90,6 @@ def _fitted(revision: Revision, request: Request, side: Side, counted: Counted) 
         return counted
     truncate = request.options.truncate
     if truncate == pb.TRUNCATE_NONE:
-        return too_long(revision, request, f"{len(counted) // ID_BYTES} tokens of {limit}")
+        fits = replace(revision.description, max_input_tokens=limit)
+        return request.kind.too_long(request, fits, f"{len(counted) // ID_BYTES} tokens")
     return revision.tokenizer.truncate_ids(counted, limit, keep_end=truncate == pb.TRUNCATE_START)

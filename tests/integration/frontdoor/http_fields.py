@@ -56,7 +56,7 @@ VLLM = [
     Field("use_activation", False, "the same as `normalize`"),
     Field("padding", "do_not_pad"),
     Field("padding", "max_length"),
-    Field("cache_salt", "salt", "equal texts share one computation, no cache"),
+    Field("cache_salt", "salt", "equal texts share one computation"),
     Field("mm_processor_kwargs", {"a": 1}, "of images"),
     Field("media_io_kwargs", {"image": {}}, "of images"),
     Field("messages", [{"role": "user", "content": "a"}]),

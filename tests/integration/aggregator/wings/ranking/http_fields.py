@@ -24,7 +24,7 @@ RERANK = [
     Field("truncate_prompt_tokens", 20, "of query and document together; absent: as many as the model takes"),
     Field("priority", 1),
     Field("request_id", "mine"),
-    Field("cache_salt", "salt", "equal pairs share one computation, no cache"),
+    Field("cache_salt", "salt", "equal pairs share one computation"),
     Field("use_activation", False),
     Field("max_tokens_per_query", 5),
     Field("max_chunks_per_doc", 1),

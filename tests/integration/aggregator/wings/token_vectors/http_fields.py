@@ -22,7 +22,7 @@ POOLING = [
     Field("priority", 1),
     Field("request_id", "mine"),
     Field("user", "a"),
-    Field("cache_salt", "salt", "equal inputs share one computation, no cache"),
+    Field("cache_salt", "salt", "equal inputs share one computation"),
     Field("add_special_tokens", False),
     Field("messages", [{"role": "user", "content": "a text"}]),
     Field("truncation_side", "left"),

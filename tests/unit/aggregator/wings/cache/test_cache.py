@@ -100,6 +100,18 @@ async def test_chunks_of_a_document_are_found_as_they_were_made() -> None:
     assert len(engine.batches) == 2, "the same ids without chunks are another computation"
 
 
+@pytest.mark.parametrize("cache", [True, False])
+@in_virtual_time
+async def test_ids_that_are_the_bytes_of_a_document_are_another_input(cache: bool) -> None:
+    document = pb.Input(token_ids=pb.TokenIds(ids=[10, 20, 30]), spans=[pb.Span(start=0, end=2)])
+    alike = pb.Input(token_ids=pb.TokenIds(ids=[10, 20, 30, 0, 2]))
+    async with FakedPipeline(FakeEngine(SPANNED), known=Caches() if cache else None).started() as faked:
+        both = response(await faked.embed(document, alike), "")
+        again = [response(await faked.embed(each), "") for each in (alike, document)]
+    assert [len(each.chunks) for each in both.embeddings] == [1, 0]
+    assert [answer.embeddings[0] for answer in again] == [both.embeddings[1], both.embeddings[0]]
+
+
 @in_virtual_time
 async def test_a_redriven_record_is_computed_again() -> None:
     engine = FakeEngine(DESCRIPTION)

@@ -155,6 +155,19 @@ async def test_weights_have_no_encoding() -> None:
 
 
 @in_virtual_time
+async def test_a_request_that_is_refused_harms_no_other_of_its_round() -> None:
+    async with FakedPipeline(FakeEngine(SPARSE)).started() as faked:
+        text = [embedding.Input(text="10")]
+        wrong = requested(faked, embedding.EmbedRequest(inputs=text, encoding=embedding.ENCODING_INT8))
+        right = requested(faked, embedding.EmbedRequest(inputs=text))
+        for request in (wrong, right):
+            faked.grpc.batcher.add(request)
+        for request in (wrong, right):
+            await call_of(request).wait()
+    assert (wrong.code, right.code) == (Code.INVALID_ARGUMENT, Code.OK)
+
+
+@in_virtual_time
 async def test_the_answers_bytes_are_known_when_the_tokens_are_counted() -> None:
     async with FakedPipeline(FakeEngine(MULTI)).started() as faked:
         request = requested(faked, embedding.EmbedRequest(inputs=[embedding.Input(text="10 20 30")]))
