@@ -196,7 +196,7 @@ SUITES = (
     _pytest("clients", needs=(JAVA, ENGINE, REDIS, *TOOLCHAINS), waits=True),
     _pytest("alerts", needs=(PROMETHEUS, JAVA), waits=True),
     _pytest("page", "-m", "not soak", needs=(JAVA, *BROWSER), waits=True),
-    _pytest("contract", "-m", "not redis", needs=(JAVA, ENGINE), waits=True),
+    _pytest("contract", "-m", "not privileged and not redis", needs=(JAVA, ENGINE), waits=True),
     _pytest("fuzz", waits=True),
     _pytest("gpu", needs=(GPU,)),
 )
