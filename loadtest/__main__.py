@@ -73,7 +73,7 @@ def parser_of(prog: str, does: str, commands: Sequence[Command], meant: Containe
         if command.name in meant:
             module = importlib.import_module(command.module)
             module.add_arguments(subparser)
-            subparser.set_defaults(run=module.run, calls=command.calls)
+            subparser.set_defaults(run=module.run, calls=command.calls, prog=subparser.prog)
     return parser
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,10 @@ def run(options: argparse.Namespace) -> int:
 
     parser = parser_of("tokenbatch", DOES, COMMANDS, [command.name for command in COMMANDS])
     _complete_files(parser)
-    print(shtab.complete(parser, options.shell))
+    try:
+        print(shtab.complete(parser, options.shell), flush=True)
+    except BrokenPipeError:  # its reader, such as head, wants no more; neither must the interpreter flush it at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit code: 0, 1 when a query got no answer, 2 when it could not be done."""
+    """The exit code: 0, 1 when a query failed or got no answer, 2 when it could not be done."""
     try:
         texts, tally = texts_to_send(options)
         plan = GrpcRun(
@@ -54,5 +54,5 @@ def run(options: argparse.Namespace) -> int:
         with exchange_bars(tally) as move:
             asyncio.run(grpc.run(texts, tally, plan, move))
     except (GrpcRunError, ValueError, OSError) as error:
-        return fail("embed", error)
+        return fail(options.prog, error)
     return finish(f"Through gRPC at {plan.target}", tally, options)

@@ -15,7 +15,7 @@ from loadtest.screen import ERRORS, OUTPUT, summary_table
 
 PRIORITIES = ("interactive", "default", "background")
 FAILED, LOST = 2, 1
-"""Exit codes: it could not be done at all; something that was sent got no answer."""
+"""Exit codes: it could not be done at all; something that was sent failed, or got no answer."""
 
 
 def add_input_options(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,12 @@ def request_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def texts_to_send(options: argparse.Namespace) -> tuple[list[str], Tally]:
-    """The queries that the options ask for, and the empty tally of their outcomes."""
+    """The queries that the options ask for, and the empty tally of their outcomes.
+
+    Raises OSError for a file that cannot be read, or not be written in the end, and ValueError for one without lines.
+    """
+    for file in filter(None, (options.out, options.json)):
+        _try_to_write(file)
     lines = read_lines(options.file)
     if not lines:
         raise ValueError(f"{options.file} is empty: it should hold one query a line")
@@ -78,19 +83,31 @@ def unique(texts: Sequence[str]) -> list[str]:
 
 
 def finish(title: str, tally: Tally, options: argparse.Namespace) -> int:
-    """Write the files requested, show the table, and give the exit code: LOST if anything was."""
+    """Show the table, write the files requested, and give the exit code: LOST if a query has no vector."""
     summary = tally.summary()
-    if options.out:
-        tally.write_npz(options.out)
-    if options.json:
-        summary.write_json(options.json)
     OUTPUT.print(title)
     OUTPUT.print(summary_table(summary))
-    return LOST if summary.lost else 0
+    try:
+        if options.out:
+            tally.write_npz(options.out)
+        if options.json:
+            summary.write_json(options.json)
+    except OSError as error:
+        return fail(options.prog, error)
+    return LOST if summary.lost or summary.errors else 0
 
 
-def fail(command: str, error: Exception) -> int:
-    ERRORS.print(f"loadtest {command}: {error}", style="bold red", markup=False, soft_wrap=True)
+def _try_to_write(file: Path) -> None:
+    """Raise OSError if it cannot be written; what is in it stays."""
+    was_there = file.exists()
+    file.open("ab").close()
+    if not was_there:
+        file.unlink()
+
+
+def fail(prog: str, error: Exception) -> int:
+    """The exit code after an error; it is shown behind the command that was called."""
+    ERRORS.print(f"{prog}: {error}", style="bold red", markup=False, soft_wrap=True)
     return FAILED
 
 

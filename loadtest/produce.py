@@ -65,9 +65,10 @@ def request_topic(priority: str) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit code: 0, 1 when a query got no reply, 2 when it could not be done."""
+    """The exit code: 0, 1 when a query failed or got no reply, 2 when it could not be done."""
     if options.format is Format.TEXT and (options.model or options.priority):
-        return fail("produce", ValueError("a plain text carries neither --model nor --priority: use another --format"))
+        wrong = "a plain text carries neither --model nor --priority: use another --format"
+        return fail(options.prog, ValueError(wrong))
     try:
         texts, tally = texts_to_send(options)
         plan = KafkaRun(
@@ -84,5 +85,5 @@ def run(options: argparse.Namespace) -> int:
         with exchange_bars(tally) as move:
             asyncio.run(kafka.run(texts, tally, plan, move))
     except (KafkaRunError, ValueError, OSError) as error:
-        return fail("produce", error)
+        return fail(options.prog, error)
     return finish(f"Through Kafka at {plan.bootstrap}", tally, options)

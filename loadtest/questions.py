@@ -15,12 +15,17 @@ def bundled_questions() -> list[str]:
 def read_lines(file: Path | None) -> list[str]:
     """The lines of `file`, as they are, empty ones too; the bundled questions when it is None.
 
-    Only line feeds end a line: a form feed or U+2028 is part of its text.
+    Only line feeds end a line: a form feed or U+2028 is part of its text. Raises OSError, and ValueError for a file
+    that is not UTF-8.
     """
     if file is None:
         return bundled_questions()
-    with file.open(encoding="utf-8", newline="") as text:
-        return _lines(text.read())
+    try:
+        with file.open(encoding="utf-8", newline="") as text:
+            return _lines(text.read())
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{file}, line {line}: not UTF-8 ({error.reason})") from error
 
 
 def _lines(text: str) -> list[str]:

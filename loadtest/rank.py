@@ -30,14 +30,14 @@ def run(options: argparse.Namespace) -> int:
     try:
         documents = options.documents or read_lines(options.file) if options.file or options.documents else []
         if not documents:
-            return fail("rank", ValueError("give documents, or a --file of them"))
+            return fail(options.prog, ValueError("give documents, or a --file of them"))
         with Client(options.target or running_stack().grpc, timeout_s=options.timeout_s) as client:
             model = options.model or next((each.name for each in client.models() if each.task == "rank"), "")
             if not model:
-                return fail("rank", ValueError("no model there ranks: `make up ARGS=--rank` starts one"))
+                return fail(options.prog, ValueError("no model there ranks: `make up ARGS=--rank` starts one"))
             ranked = client.rank(options.query, documents, model=model, top_n=options.top_n)
-    except (TokenbatchError, OSError) as error:
-        return fail("rank", error)
+    except (TokenbatchError, ValueError, OSError) as error:
+        return fail(options.prog, error)
     table = plain_table("score", "document", names=0)
     for each in ranked:
         table.add_row(f"{each.score:.4f}" if each.error is None else str(each.error), each.document)

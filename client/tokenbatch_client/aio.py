@@ -10,7 +10,7 @@ import grpc.aio
 from typing_extensions import Self
 
 from tokenbatch_client import requests, results
-from tokenbatch_client.connection import Connection
+from tokenbatch_client.connection import Connection, seconds
 from tokenbatch_client.errors import of_call
 from tokenbatch_client.protos.embedding.v1 import embedding_pb2 as pb
 from tokenbatch_client.protos.embedding.v1.embedding_pb2_grpc import EmbeddingsStub
@@ -30,7 +30,7 @@ class AsyncClient:
     """Calls over one channel, which is enough for hundreds at once.
 
     `target`: host:port. Other arguments are those of Connection. Every call takes the fields of its request as options
-    (`requests.Options`), and raises TokenbatchError.
+    (`requests.Options`), and raises TokenbatchError: InputError, which is a ValueError too, where an argument is wrong.
     """
 
     def __init__(self, target: str, *, timeout_s: float = TIMEOUT_S, **connection: Any) -> None:
@@ -55,10 +55,12 @@ class AsyncClient:
         self, inputs: Sequence[requests.Input], *, timeout_s: float = 0.0, errors: str = "raise", **options: Any
     ) -> results.Embeddings:
         """A vector an input. `errors`: "raise" the first, or "return" each in its row."""
-        found = await self._call(self._embeddings.Embed, requests.embed(inputs, options), timeout_s)
-        return results.embeddings(found, len(inputs), errors)
+        request = requests.embed(inputs, options)
+        return results.embeddings(
+            await self._call(self._embeddings.Embed, request, timeout_s), len(request.inputs), errors
+        )
 
-    async def embed_stream(
+    def embed_stream(
         self,
         inputs: Iterable[requests.Input] | AsyncIterable[requests.Input],
         *,
@@ -68,24 +70,22 @@ class AsyncClient:
     ) -> AsyncIterator[tuple[int, results.Embedding]]:
         """Pairs of an input's index and its row, in completion order, over one stream; failed rows have their error.
 
+        What `inputs` itself raises, or InputError for a wrong one, comes after the rows of those before.
+
         `timeout_s`: of each request of `per_request` inputs. The stream may last, but ends with Unavailable when its
         aggregator stops, or after 270 s: what has no row then is to be sent again.
         """
-        exchange = requests.Exchange(per_request, {"expire_s": timeout_s or self._timeout_s, **options})
-        given: Any = exchange.requests(inputs) if isinstance(inputs, Iterable) else exchange.requests_of(inputs)
-        try:
-            async for response in self._embeddings.EmbedStream(given, metadata=self._metadata):
-                for row in results.rows(response, *exchange.place(response)):
-                    yield row.index, row
-        except grpc.RpcError as error:
-            raise of_call(error) from error
+        expire_s = seconds(timeout_s or self._timeout_s)
+        exchange = requests.Exchange(per_request, {"expire_s": expire_s, **options})
+        given = exchange.requests(inputs) if isinstance(inputs, Iterable) else exchange.requests_of(inputs)
+        return self._rows(exchange, given)
 
     async def rank(
         self, query: str, documents: Sequence[str], *, timeout_s: float = 0.0, **options: Any
     ) -> list[results.Ranked]:
         """The documents by falling score, failed ones last."""
-        found = await self._call(self._ranking.Rank, requests.rank(query, documents, options), timeout_s)
-        return results.ranked(found, documents)
+        request = requests.rank(query, documents, options)
+        return results.ranked(await self._call(self._ranking.Rank, request, timeout_s), request.documents)
 
     async def score(
         self, pairs: Sequence[str | tuple[str, str]], *, timeout_s: float = 0.0, **options: Any
@@ -97,21 +97,35 @@ class AsyncClient:
         """The whole text after a prompt or a chat; options may be those of sampling, such as max_tokens."""
         return results.text(await self._call(self._last, requests.generate(prompt, options), timeout_s))
 
-    async def stream(
+    def stream(
         self, prompt: Prompt, *, timeout_s: float = TEXT_TIMEOUT_S, **options: Any
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         """The text's parts (`.text`) as they come; ends with the text's error, if it failed."""
         request = requests.generate(prompt, options, final_only=False)
+        return self._parts(request, seconds(timeout_s or self._timeout_s))
+
+    async def models(self, *, timeout_s: float = 0.0) -> list[pb.Model]:
+        """The models that are served now."""
+        return list((await self._call(self._embeddings.ListModels, pb.ListModelsRequest(), timeout_s)).models)
+
+    async def _rows(self, exchange: requests.Exchange, given: Any) -> AsyncIterator[tuple[int, results.Embedding]]:
+        try:
+            async for response in self._embeddings.EmbedStream(given, metadata=self._metadata):
+                for row in results.rows(response, *exchange.place(response)):
+                    yield row.index, row
+        except grpc.RpcError as error:
+            raise of_call(error) from error
+        exchange.raise_failure()
+
+    async def _parts(
+        self, request: generation_pb2.GenerateRequest, timeout_s: float
+    ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         try:
             async for response in self._generation.Generate(request, timeout=timeout_s, metadata=self._metadata):
                 results.raise_status(response.status)
                 yield response
         except grpc.RpcError as error:
             raise of_call(error) from error
-
-    async def models(self, *, timeout_s: float = 0.0) -> list[pb.Model]:
-        """The models that are served now."""
-        return list((await self._call(self._embeddings.ListModels, pb.ListModelsRequest(), timeout_s)).models)
 
     async def _last(self, request: generation_pb2.GenerateRequest, **call: Any) -> generation_pb2.GenerateResponse:
         last = generation_pb2.GenerateResponse()

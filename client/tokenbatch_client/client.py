@@ -10,7 +10,7 @@ import grpc
 from typing_extensions import Self
 
 from tokenbatch_client import requests, results
-from tokenbatch_client.connection import Connection
+from tokenbatch_client.connection import Connection, seconds
 from tokenbatch_client.errors import of_call
 from tokenbatch_client.protos.embedding.v1 import embedding_pb2 as pb
 from tokenbatch_client.protos.embedding.v1.embedding_pb2_grpc import EmbeddingsStub
@@ -30,7 +30,7 @@ class Client:
     """Calls over one channel, which is enough for hundreds at once.
 
     `target`: host:port. Other arguments are those of Connection. Every call takes the fields of its request as options
-    (`requests.Options`), and raises TokenbatchError.
+    (`requests.Options`), and raises TokenbatchError: InputError, which is a ValueError too, where an argument is wrong.
     """
 
     def __init__(self, target: str, *, timeout_s: float = TIMEOUT_S, **connection: Any) -> None:
@@ -55,8 +55,8 @@ class Client:
         self, inputs: Sequence[requests.Input], *, timeout_s: float = 0.0, errors: str = "raise", **options: Any
     ) -> results.Embeddings:
         """A vector an input. `errors`: "raise" the first, or "return" each in its row."""
-        found = self._call(self._embeddings.Embed, requests.embed(inputs, options), timeout_s)
-        return results.embeddings(found, len(inputs), errors)
+        request = requests.embed(inputs, options)
+        return results.embeddings(self._call(self._embeddings.Embed, request, timeout_s), len(request.inputs), errors)
 
     def embed_stream(
         self,
@@ -68,24 +68,22 @@ class Client:
     ) -> Iterator[tuple[int, results.Embedding]]:
         """Pairs of an input's index and its row, in completion order, over one stream; failed rows have their error.
 
+        What `inputs` itself raises, or InputError for a wrong one, comes after the rows of those before.
+
         `timeout_s`: of each request of `per_request` inputs. The stream may last, but ends with Unavailable when its
         aggregator stops, or after 270 s: what has no row then is to be sent again.
         """
-        exchange = requests.Exchange(per_request, {"expire_s": timeout_s or self._timeout_s, **options})
-        given: Any = exchange.requests(inputs)
-        try:
-            for response in self._embeddings.EmbedStream(given, metadata=self._metadata):
-                for row in results.rows(response, *exchange.place(response)):
-                    yield row.index, row
-        except grpc.RpcError as error:
-            raise of_call(error) from error
+        expire_s = seconds(timeout_s or self._timeout_s)
+        exchange = requests.Exchange(per_request, {"expire_s": expire_s, **options})
+        given = exchange.requests(inputs)
+        return self._rows(exchange, given)
 
     def rank(
         self, query: str, documents: Sequence[str], *, timeout_s: float = 0.0, **options: Any
     ) -> list[results.Ranked]:
         """The documents by falling score, failed ones last."""
-        found = self._call(self._ranking.Rank, requests.rank(query, documents, options), timeout_s)
-        return results.ranked(found, documents)
+        request = requests.rank(query, documents, options)
+        return results.ranked(self._call(self._ranking.Rank, request, timeout_s), request.documents)
 
     def score(
         self, pairs: Sequence[str | tuple[str, str]], *, timeout_s: float = 0.0, **options: Any
@@ -102,16 +100,30 @@ class Client:
     ) -> Iterator[generation_pb2.GenerateResponse]:
         """The text's parts (`.text`) as they come; ends with the text's error, if it failed."""
         request = requests.generate(prompt, options, final_only=False)
+        return self._parts(request, seconds(timeout_s or self._timeout_s))
+
+    def models(self, *, timeout_s: float = 0.0) -> list[pb.Model]:
+        """The models that are served now."""
+        return list((self._call(self._embeddings.ListModels, pb.ListModelsRequest(), timeout_s)).models)
+
+    def _rows(self, exchange: requests.Exchange, given: Any) -> Iterator[tuple[int, results.Embedding]]:
+        try:
+            for response in self._embeddings.EmbedStream(given, metadata=self._metadata):
+                for row in results.rows(response, *exchange.place(response)):
+                    yield row.index, row
+        except grpc.RpcError as error:
+            raise of_call(error) from error
+        exchange.raise_failure()
+
+    def _parts(
+        self, request: generation_pb2.GenerateRequest, timeout_s: float
+    ) -> Iterator[generation_pb2.GenerateResponse]:
         try:
             for response in self._generation.Generate(request, timeout=timeout_s, metadata=self._metadata):
                 results.raise_status(response.status)
                 yield response
         except grpc.RpcError as error:
             raise of_call(error) from error
-
-    def models(self, *, timeout_s: float = 0.0) -> list[pb.Model]:
-        """The models that are served now."""
-        return list((self._call(self._embeddings.ListModels, pb.ListModelsRequest(), timeout_s)).models)
 
     def _last(self, request: generation_pb2.GenerateRequest, **call: Any) -> generation_pb2.GenerateResponse:
         last = generation_pb2.GenerateResponse()

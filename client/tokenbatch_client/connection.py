@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from tokenbatch_client.errors import TokenbatchError, of_call
+from tokenbatch_client.errors import CredentialError, InputError, TokenbatchError, of_call
 
 _RETRY = {
     "maxAttempts": 5,
@@ -31,6 +31,8 @@ _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
 """A connection that a firewall dropped is noticed in 40 s; the service allows a ping each 20 s."""
 _DELAY_S = 0.1
 """Before the next attempt where the service asks for none: it could not be reached."""
+_MOST_S = 365 * 86400
+"""What is further away than gRPC counts has passed for it."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class Connection:
     """How to reach a service. `target`: host:port, or dns:///NAME:PORT for all of its pods.
 
     `ca_file`: what signed the server's certificate, for TLS; `cert_file` and `key_file`: this client's own, for mTLS;
-    `tls`: TLS by the system's authorities. `token`: sent as `authorization: Bearer TOKEN`. `retry`: False gives each
-    call one attempt.
+    `tls`: TLS by the system's authorities. `token`: sent as `authorization: Bearer TOKEN`, without whitespace around
+    it, as a file has it. `retry`: False gives each call one attempt.
     """
 
     target: str
@@ -52,7 +54,12 @@ class Connection:
 
     @property
     def metadata(self) -> list[tuple[str, str]]:
-        return [("authorization", f"Bearer {self.token}")] if self.token else []
+        """What goes with every call. Raises CredentialError for a token that no header can hold."""
+        given: Any = self.token
+        token = given.strip()
+        if not (isinstance(token, str) and token.isascii() and token.isprintable()):
+            raise CredentialError("the token is no text of printable ASCII characters", "UNAUTHENTICATED")
+        return [("authorization", f"Bearer {token}")] if token else []
 
     def open(self, kind: Any) -> Any:
         """The channel; `kind`: grpc, or grpc.aio. Raises OSError for a file that cannot be read."""
@@ -69,8 +76,15 @@ class Connection:
         return kind.secure_channel(self.target, grpc.ssl_channel_credentials(*files), options=options)
 
     def attempts(self, timeout_s: float) -> Attempts:
-        """Those of one call that has so many seconds."""
-        return Attempts(time.monotonic() + timeout_s, self.retry)
+        """Those of one call that has so many seconds. Raises InputError for what is no time."""
+        return Attempts(time.monotonic() + seconds(timeout_s), self.retry)
+
+
+def seconds(timeout_s: Any) -> float:
+    """The seconds of a deadline, a year at most. Raises InputError for what is no time."""
+    if not (isinstance(timeout_s, (int, float)) and timeout_s > 0):
+        raise InputError(f"timeout_s is {timeout_s!r}: give seconds above zero", "INVALID_ARGUMENT")
+    return float(min(timeout_s, _MOST_S))
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ class TokenbatchError(Exception):
         self.message, self.code, self.retryable, self.retry_after_s = message, code, retryable, retry_after_s
 
 
-class InputError(TokenbatchError):
-    """The request or the input is wrong."""
+class InputError(TokenbatchError, ValueError):
+    """The request or the input is wrong, by the service or by this package: an argument of a call raises no other."""
 
     remedy = "Correct the request, or set truncate='end' for a text that is too long."
     codes = ("INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION", "UNIMPLEMENTED", "DATA_LOSS")
@@ -45,7 +45,7 @@ class NotServed(TokenbatchError):
 
 
 class CredentialError(TokenbatchError):
-    """The token is missing, unknown, expired, or not allowed to do this."""
+    """The token is missing, unknown, expired, not allowed to do this, or no text that can be sent."""
 
     remedy = "Give the client a valid token."
     codes = ("UNAUTHENTICATED", "PERMISSION_DENIED")

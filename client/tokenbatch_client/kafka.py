@@ -119,16 +119,18 @@ class KafkaClient:
     ) -> AsyncIterator[results.Embedding]:
         """A row a text, in completion order; a record each. One submit runs at a time.
 
-        Raises DeadlineExceeded when replies are missing after `timeout_s`, and DeadLetter for a record that became one.
+        Raises InputError before anything is sent, DeadlineExceeded when replies are missing after `timeout_s`, and
+        DeadLetter for a record that became one.
         """
         deadline_s = time.monotonic() + timeout_s
-        waiting = {str(uuid.uuid4()): index for index in range(len(texts))}
-        made = (requests.embed([texts[index]], options, request_id) for request_id, index in waiting.items())
+        given = list(requests.listed("texts", texts))
+        waiting = {str(uuid.uuid4()): index for index in range(len(given))}
+        made = (requests.embed([given[index]], options, request_id, index) for request_id, index in waiting.items())
         await self.send([(each.request_id, each.SerializeToString(), [PROTOBUF]) for each in made], key=key)
         await self.flush()
         while waiting:
             if time.monotonic() >= deadline_s:
-                raise DeadlineExceeded(f"{len(waiting)} of {len(texts)} replies are missing", "DEADLINE_EXCEEDED")
+                raise DeadlineExceeded(f"{len(waiting)} of {len(given)} replies are missing", "DEADLINE_EXCEEDED")
             for reply in await self.receive():
                 index = waiting.pop(reply.request_id, None)
                 if index is not None:  # neither another's, nor one more of ours

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar, Union
 
+from google.protobuf import timestamp_pb2
 from google.protobuf.message import Message
 
 from tokenbatch_client.errors import InputError
@@ -21,64 +22,103 @@ Options = Mapping[str, Any]
 input_type="query", tenant; and `expire_s`, the seconds after which it need not be answered any more."""
 
 _M = TypeVar("_M", bound=Message)
+_T = TypeVar("_T")
 _FIRST = "UNSPECIFIED"
 _REFUSED = frozenset({"encoding"})
 """Vectors come as float32."""
+_BYTES = (bytes, bytearray, memoryview)
+_WRONG = (TypeError, ValueError, LookupError, OverflowError)
+"""What Python and protobuf raise for a value that no field can hold."""
 
 
-def embed(inputs: Sequence[Input], options: Options, request_id: str = "") -> pb.EmbedRequest:
-    if isinstance(inputs, (str, bytes)):
-        raise _wrong("inputs is one text: give a list of texts")
-    given = [
-        pb.Input(text=each) if isinstance(each, str) else pb.Input(token_ids=pb.TokenIds(ids=each)) for each in inputs
-    ]
+def embed(inputs: Iterable[Input], options: Options, request_id: str = "", first: int = 0) -> pb.EmbedRequest:
+    """Of inputs that are counted from `first`. Raises InputError, which names the one that is wrong."""
+    given = [_made_of("input", index, _input, each) for index, each in enumerate(listed("inputs", inputs), first)]
     return _made(pb.EmbedRequest, options, request_id=request_id, inputs=given)
 
 
-class Exchange:
-    """The requests of one stream, of `per_request` inputs each, by the indices of their first ones."""
+def listed(name: str, texts: Any) -> Iterable[Any]:
+    """The same texts. Raises InputError for what is no list of them."""
+    if isinstance(texts, str):
+        raise _wrong(f"{name} is one text: give a list of texts")
+    if isinstance(texts, _BYTES) or not isinstance(texts, Iterable):
+        raise _wrong(f"{name} is {type(texts).__name__}: give a list of texts")
+    return texts
 
-    def __init__(self, per_request: int, options: Options) -> None:
+
+class Exchange:
+    """The requests of one stream, of `per_request` inputs each, by the indices of their first ones.
+
+    gRPC hides what fails while it takes a request from its caller: requests end there, and `raise_failure` raises it.
+    Raises InputError for wrong options.
+    """
+
+    def __init__(self, per_request: Any, options: Options) -> None:
+        if not isinstance(per_request, int) or per_request < 1:
+            raise _wrong(f"per_request is {per_request!r}: give 1 or more")
+        embed([], options)
         self._per_request = per_request
         self._options = options
         self._next = 0
         self._sizes: dict[str, int] = {}
+        self._failure: Exception | None = None
 
     def requests(self, inputs: Iterable[Input]) -> Iterator[pb.EmbedRequest]:
-        given = iter(inputs)
-        while some := list(islice(given, self._per_request)):
-            yield self._request(some)
+        """Raises InputError for what is no list of texts."""
+        return self._requests(iter(listed("inputs", inputs)))
 
-    async def requests_of(self, inputs: AsyncIterable[Input]) -> AsyncIterator[pb.EmbedRequest]:
-        some: list[Input] = []
-        async for each in inputs:
-            some.append(each)
-            if len(some) == self._per_request:
+    def requests_of(self, inputs: Any) -> AsyncIterator[pb.EmbedRequest]:
+        """As `requests`."""
+        if not isinstance(inputs, AsyncIterable):
+            listed("inputs", inputs)
+        return self._requests_of(inputs)
+
+    def raise_failure(self) -> None:
+        """Raise what ended the requests early, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _requests(self, given: Iterator[Input]) -> Iterator[pb.EmbedRequest]:
+        try:
+            while some := list(islice(given, self._per_request)):
                 yield self._request(some)
-                some = []
-        if some:
-            yield self._request(some)
+        except Exception as error:  # noqa: BLE001 - of the caller's own inputs, too
+            self._failure = error
+
+    async def _requests_of(self, inputs: AsyncIterable[Input]) -> AsyncIterator[pb.EmbedRequest]:
+        some: list[Input] = []
+        try:
+            async for each in inputs:
+                some.append(each)
+                if len(some) == self._per_request:
+                    yield self._request(some)
+                    some = []
+            if some:
+                yield self._request(some)
+        except Exception as error:  # noqa: BLE001 - of the caller's own inputs, too
+            self._failure = error
 
     def place(self, response: pb.EmbedResponse) -> tuple[int, int]:
         """How many inputs it answers, and the index of the first."""
         return self._sizes.pop(response.request_id), int(response.request_id)
 
     def _request(self, some: list[Input]) -> pb.EmbedRequest:
-        request_id = str(self._next)
+        request_id, first = str(self._next), self._next
+        request = embed(some, self._options, request_id, first)
         self._sizes[request_id] = len(some)
         self._next += len(some)
-        return embed(some, self._options, request_id)
+        return request
 
 
-def rank(query: str, documents: Sequence[str], options: Options) -> ranking_pb2.RankRequest:
-    return _made(ranking_pb2.RankRequest, options, query=query, documents=documents)
+def rank(query: str, documents: Iterable[str], options: Options) -> ranking_pb2.RankRequest:
+    """Raises InputError, which names the document that is wrong."""
+    given = [_made_of("document", index, _text, each) for index, each in enumerate(listed("documents", documents))]
+    return _made(ranking_pb2.RankRequest, options, query=_made_of("query", "", _text, query), documents=given)
 
 
-def score(pairs: Sequence[str | tuple[str, str]], options: Options) -> ranking_pb2.ScoreRequest:
-    given = [
-        ranking_pb2.Pair(text=each) if isinstance(each, str) else ranking_pb2.Pair(text=each[0], second_text=each[1])
-        for each in pairs
-    ]
+def score(pairs: Iterable[str | tuple[str, str]], options: Options) -> ranking_pb2.ScoreRequest:
+    """Raises InputError, which names the pair that is wrong."""
+    given = [_made_of("pair", index, _pair, each) for index, each in enumerate(listed("pairs", pairs))]
     return _made(ranking_pb2.ScoreRequest, options, pairs=given)
 
 
@@ -86,13 +126,11 @@ def generate(
     prompt: Input | Sequence[Mapping[str, str]], options: Options, request_id: str = "", *, final_only: bool = True
 ) -> generation_pb2.GenerateRequest:
     """Of a text, token ids, or the messages of a chat, each with `role` and `content`; options may be Sampling's."""
-    given: dict[str, Any] = {"request_id": request_id, "final_only": final_only}
-    if isinstance(prompt, str):
-        given["prompt"] = prompt
-    elif prompt and isinstance(prompt[0], int):
-        given["token_ids"] = pb.TokenIds(ids=prompt)  # type: ignore[arg-type] # all are, as the first
-    else:
-        given["messages"] = {"messages": prompt}
+    given: dict[str, Any] = {
+        "request_id": request_id,
+        "final_only": final_only,
+        **_made_of("prompt", "", _prompt, prompt),
+    }
     of_request = {*_fields(generation_pb2.GenerateRequest), "expire_s"}
     sampling = {name: value for name, value in options.items() if name not in of_request}
     others = {name: value for name, value in options.items() if name in of_request}
@@ -100,13 +138,55 @@ def generate(
     return _made(generation_pb2.GenerateRequest, others, sampling=made, **given)
 
 
+def _made_of(name: str, index: int | str, make: Callable[[Any], _T], given: Any) -> _T:
+    """What is made of one input. Raises InputError, which names it."""
+    try:
+        return make(given)
+    except _WRONG as error:
+        raise _wrong(f"{name} {index}".rstrip() + f": {error}") from error
+
+
+def _input(given: Any) -> pb.Input:
+    if isinstance(given, str):
+        return pb.Input(text=given)
+    return pb.Input(token_ids=_token_ids(given))
+
+
+def _token_ids(given: Any) -> pb.TokenIds:
+    if isinstance(given, _BYTES) or not isinstance(given, Iterable):
+        raise TypeError(f"{type(given).__name__} is neither a text nor token ids: decode bytes to str")
+    return pb.TokenIds(ids=given)
+
+
+def _text(given: Any) -> str:
+    if not isinstance(given, str):
+        raise TypeError(f"{type(given).__name__} is no text: give a str")
+    given.encode()  # a lone surrogate is refused here, where the input has a name
+    return given
+
+
+def _pair(given: Any) -> ranking_pb2.Pair:
+    if isinstance(given, str):
+        return ranking_pb2.Pair(text=given)
+    text, second_text = map(_text, given)
+    return ranking_pb2.Pair(text=text, second_text=second_text)
+
+
+def _prompt(given: Any) -> dict[str, Any]:
+    """The field of a request that holds it."""
+    if isinstance(given, str):
+        return {"prompt": _text(given)}
+    if isinstance(given, Sequence) and given and isinstance(given[0], Mapping):
+        return {"messages": generation_pb2.Messages(messages=given)}
+    return {"token_ids": _token_ids(given)}
+
+
 def _made(kind: type[_M], options: Options, **fields: Any) -> _M:
     """A message with these fields. Raises InputError."""
     for name, value in options.items():
         if name == "expire_s":
             if value is not None:
-                seconds, rest = divmod(time.time() + value, 1)
-                fields["expire_time"] = {"seconds": int(seconds), "nanos": int(rest * 1e9)}
+                fields["expire_time"] = _made_of(name, "", _time_after, value)
             continue
         field = _fields(kind).get(name)
         if field is None or name in fields or name in _REFUSED:
@@ -115,8 +195,14 @@ def _made(kind: type[_M], options: Options, **fields: Any) -> _M:
         fields[name] = _number(field, value) if isinstance(value, str) and field.enum_type is not None else value
     try:
         return kind(**fields)
-    except (TypeError, ValueError) as error:
+    except _WRONG as error:
         raise _wrong(str(error)) from error
+
+
+def _time_after(delay_s: float) -> timestamp_pb2.Timestamp:
+    """So many seconds from now."""
+    seconds, rest = divmod(time.time() + delay_s, 1)
+    return timestamp_pb2.Timestamp(seconds=int(seconds), nanos=int(rest * 1e9))
 
 
 def _fields(kind: type[Message]) -> Mapping[str, Any]:

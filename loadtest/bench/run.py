@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
                 plots.write(found, plan.folder)
                 figures += found
     except (StackError, OSError, TimeoutError) as error:
-        return fail("bench", error)
+        return fail(options.prog, error)
     OUTPUT.print(table(figures))
     return LOST if options.strict and not all(figure.kept for figure in figures) else 0
 

@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         with Pool() as pool:
             ways = _compared(scenario, pool)
     except (OSError, ValueError, TokenbatchError) as error:
-        return fail("plan", error)
+        return fail(options.prog, error)
     _say(recorded, scenario, ways, options)
     return 0
 

@@ -241,7 +241,7 @@ def run(options: argparse.Namespace) -> int:
         if options.out:
             _write(options.out, found)
     except (OSError, ValueError) as error:
-        return fail("ablate", error)
+        return fail(options.prog, error)
     console = wide(_WIDTH)
     console.print(table(found))
     for mechanism in mechanisms:

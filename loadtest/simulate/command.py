@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             options.json.write_text("".join(outcome.to_json() + "\n" for outcome in outcomes), encoding="utf-8")
     except (OSError, ValueError) as error:
-        return fail("simulate", error)
+        return fail(options.prog, error)
     wide(_WIDTH).print(table(outcomes))
     return 0
 

@@ -151,7 +151,7 @@ def run(options: argparse.Namespace) -> int:
                 writer.writerow(COLUMNS)
                 writer.writerows(rows)
     except OSError as error:
-        return fail("sweep", error)
+        return fail(options.prog, error)
     wide(_WIDTH).print(shown)
     return 0
 

@@ -160,10 +160,12 @@ def run(options: argparse.Namespace) -> int:
         if options.rank:
             plan = replace(plan, ranker=str(minilm_ranker(on_progress=_tell)))
         with only_one(plan.folder):
-            session = _Session(plan, dict(options.client), options.users, stay=not options.exit, demo_s=options.demo)
+            session = _Session(
+                plan, dict(options.client), options.users, prog=options.prog, stay=not options.exit, demo_s=options.demo
+            )
             return session.run()
     except StackError as error:
-        return fail("up", error)
+        return fail(options.prog, error)
 
 
 def _tell(what: str) -> None:
@@ -174,11 +176,12 @@ class _Session:
     """One stack from its start to its stop."""
 
     def __init__(
-        self, plan: StackPlan, client: Mapping[str, Any], users: int, *, stay: bool, demo_s: float | None
+        self, plan: StackPlan, client: Mapping[str, Any], users: int, *, prog: str, stay: bool, demo_s: float | None
     ) -> None:
         self._plan = plan
         self._client = client
         self._users = users
+        self._prog = prog
         self._stay = stay
         self._demo_s = demo_s
         self._shown = "batch" if plan.batches else "rank" if plan.ranker else plan.task
@@ -191,7 +194,7 @@ class _Session:
         try:
             code = self._start_and_serve()
         except (StackError, KafkaRunError, RedisRunError, GrpcRunError, TokenbatchError, OSError) as error:
-            fail("up", error)
+            fail(self._prog, error)
         except KeyboardInterrupt:
             code = _INTERRUPTED
         finally:
@@ -335,7 +338,7 @@ class _Session:
         except KeyboardInterrupt:
             return 0
         except StackError as error:
-            fail("up", error)
+            fail(self._prog, error)
             return LOST
 
     def _stop(self) -> list[str]:

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """The exit code: 0, 1 if an engine could not be measured, 2 if nothing could be decided."""
     if not options.dry and not gpu_present():
-        return fail("bench-gpu", StackError("no NVIDIA GPU here; --dry goes through everything with tiny models"))
+        return fail(options.prog, StackError("no NVIDIA GPU here; --dry goes through everything with tiny models"))
     began_s = time.monotonic()
     until_s = began_s + 60.0 * options.minutes
     folder: Path = options.data_dir
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
             if not (options.dry or options.only_front):
                 engines += measured_engines(_MATRIX[_FIRST:], folder, until_s)
     except (StackError, OSError, TimeoutError) as error:
-        return fail("bench-gpu", error)
+        return fail(options.prog, error)
     figures += front.figures(runs)
     figures += [figure for engine in engines for figure in _figures(engine)]
     append(figures, options.results or (folder / "results.csv" if options.dry else RESULTS))

@@ -146,7 +146,7 @@ async def test_queries_go_on_by_a_new_stream_when_one_ends(tmp_path: Path) -> No
             "--stream", "--target", target, "--file", str(tmp_path / "lines"), "--concurrency", "4",
             "--json", str(summary),
         )  # fmt: skip
-    assert code == 0
+    assert code == 1
     assert servicer.calls == 2
     figures = json.loads(summary.read_text())
     assert (figures["sent"], figures["lost"]) == (12, 0)

@@ -5,7 +5,16 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf import any_pb2, duration_pb2
-from tokenbatch_client import Overloaded, ServerError, TokenbatchError, Unavailable, results
+from tokenbatch_client import (
+    Client,
+    CredentialError,
+    InputError,
+    Overloaded,
+    ServerError,
+    TokenbatchError,
+    Unavailable,
+    results,
+)
 from tokenbatch_client.connection import Attempts, Connection
 from tokenbatch_client.errors import of_call
 from tokenbatch_client.protos import status_pb2
@@ -66,6 +75,26 @@ def test_a_call_is_tried_again_where_the_service_says_that_it_helps(
 def test_a_token_goes_with_every_call() -> None:
     assert Connection("here:1", token="t-1").metadata == [("authorization", "Bearer t-1")]
     assert Connection("here:1").metadata == []
+
+
+def test_whitespace_around_a_token_is_not_sent() -> None:
+    assert Connection("here:1", token=" t-1\r\n").metadata == [("authorization", "Bearer t-1")]
+
+
+@pytest.mark.parametrize("token", ["t\n1", "t\0", "tökén", b"t-1"])
+def test_a_token_that_no_header_holds_is_refused_before_anything_is_sent(token: Any) -> None:
+    with pytest.raises(CredentialError, match="printable ASCII"):
+        Client("here:1", token=token)
+
+
+def test_a_deadline_is_above_zero_and_a_year_away_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenbatch_client.connection.time.monotonic", lambda: 100.0)
+    connection = Connection("here:1")
+    assert connection.attempts(2.5).deadline_s == 102.5
+    assert connection.attempts(float("inf")).deadline_s == connection.attempts(1e12).deadline_s == 100 + 365 * 86400
+    for wrong in (0, -1.0, float("nan"), "10"):
+        with pytest.raises(InputError, match="timeout_s is "):
+            connection.attempts(wrong)  # type: ignore[arg-type] # on purpose
 
 
 def test_a_row_has_its_vector_or_the_error_that_names_its_input() -> None:

@@ -1,10 +1,10 @@
 """The client package's requests: words for enums, seconds for times, and errors that name the option."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from tokenbatch_client import InputError, requests
+from tokenbatch_client import AsyncClient, Client, InputError, requests
 from tokenbatch_client.protos.embedding.v1 import embedding_pb2 as pb
 from tokenbatch_client.protos.generation.v1 import generation_pb2
 
@@ -51,8 +51,71 @@ def test_a_wrong_option_is_named_with_what_there_is(options: dict[str, Any], sai
 
 
 def test_one_text_in_place_of_a_list_is_refused() -> None:
-    with pytest.raises(InputError, match="give a list"):
-        requests.embed("a", {})
+    wrong: Any
+    for wrong in ("a", b"a", None):
+        for call in (requests.embed, requests.score, lambda texts, options: requests.rank("q", texts, options)):
+            with pytest.raises(InputError, match="give a list"):
+                call(wrong, {})
+
+
+@pytest.mark.parametrize("raw", [b"hello", bytearray(b"hello"), memoryview(b"hello")])
+def test_bytes_are_neither_a_text_nor_token_ids(raw: Any) -> None:
+    for call, named in (
+        (lambda: requests.embed(["a", raw], {}), "input 1: "),
+        (lambda: requests.rank(raw, ["a"], {}), "query: "),
+        (lambda: requests.rank("q", ["a", raw], {}), "document 1: "),
+        (lambda: requests.score(["a", ("b", raw)], {}), "pair 1: "),
+        (lambda: requests.generate(raw, {}), "prompt: "),
+    ):
+        with pytest.raises(InputError, match=f"{named}{type(raw).__name__} is n"):
+            call()
+
+
+@pytest.mark.parametrize("wrong", [[-1], [2**40], [1.5], ["a"], "\ud800", 5, None])
+def test_an_input_that_no_field_holds_is_named_as_a_wrong_value(wrong: Any) -> None:
+    with pytest.raises(InputError, match="input 1: ") as refused:
+        requests.embed(["a", wrong], {})
+    assert isinstance(refused.value, ValueError)
+    with pytest.raises(InputError, match="prompt: "):
+        requests.generate(wrong, {})
+
+
+@pytest.mark.parametrize("wrong", [("a",), ("a", "b", "c"), ("a", 5), 5])
+def test_a_pair_that_is_none_is_named(wrong: Any) -> None:
+    with pytest.raises(InputError, match="pair 1: "):
+        requests.score([("a", "b"), wrong], {})
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1e30, "soon"])
+def test_seconds_that_lead_to_no_time_are_refused(wrong: Any) -> None:
+    with pytest.raises(InputError, match="expire_s: "):
+        requests.embed(["a"], {"expire_s": wrong})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"colour": "red"}, "colour is no option"),
+        ({"priority": "x"}, "priority is 'x'"),
+        ({"per_request": 0}, "per_request is 0: give 1 or more"),
+        ({"per_request": "2"}, "per_request is '2'"),
+        ({"timeout_s": -1}, "timeout_s is -1"),
+        ({"inputs": "one text"}, "inputs is one text"),
+        ({"inputs": None}, "inputs is NoneType"),
+    ],
+)
+async def test_a_stream_s_wrong_arguments_are_refused_by_its_call(options: dict[str, Any], said: str) -> None:
+    given = {"inputs": ["a"], **options}
+    with Client("localhost:1") as client, pytest.raises(InputError, match=said):
+        client.embed_stream(**given)
+    async with AsyncClient("localhost:1") as client_of_asyncio:
+        with pytest.raises(InputError, match=said):
+            client_of_asyncio.embed_stream(**given)
+
+
+def test_a_stream_of_text_refuses_a_wrong_option_by_its_call() -> None:
+    with Client("localhost:1") as client, pytest.raises(InputError, match="maximum is no option"):
+        client.stream("once", maximum=5)
 
 
 def test_a_text_takes_options_of_the_request_and_of_sampling() -> None:
@@ -84,3 +147,30 @@ async def test_a_stream_has_requests_of_so_many_inputs_each() -> None:
     assert [told(each) for each in exchange.requests(iter("abcde"))] == EXCHANGED
     assert [exchange.place(pb.EmbedResponse(request_id=name)) for name, _ in EXCHANGED] == [(2, 0), (2, 2), (1, 4)]
     assert [told(each) async for each in requests.Exchange(2, {}).requests_of(inputs())] == EXCHANGED
+
+
+async def test_a_stream_gives_what_came_before_a_wrong_input_then_its_error() -> None:
+    async def inputs() -> AsyncIterator[Any]:
+        for each in ("a", "b", b"c"):
+            yield each
+
+    exchange = requests.Exchange(1, {})
+    assert [told(each) for each in exchange.requests(["a", "b", b"c"])] == [("0", ["a"]), ("1", ["b"])]
+    with pytest.raises(InputError, match="input 2: bytes"):
+        exchange.raise_failure()
+    exchange = requests.Exchange(1, {})
+    exchange.raise_failure()
+    assert [told(each) async for each in exchange.requests_of(inputs())] == [("0", ["a"]), ("1", ["b"])]
+    with pytest.raises(InputError, match="input 2: bytes"):
+        exchange.raise_failure()
+
+
+def test_a_stream_s_caller_gets_the_error_of_its_own_inputs() -> None:
+    def inputs() -> Iterator[str]:
+        yield "a"
+        raise KeyError("of a table")
+
+    exchange = requests.Exchange(1, {})
+    assert [told(each) for each in exchange.requests(inputs())] == [("0", ["a"])]
+    with pytest.raises(KeyError, match="of a table"):
+        exchange.raise_failure()

@@ -64,7 +64,7 @@ def test_a_file_that_cannot_be_read_is_refused_with_what_is_wrong(
     with pytest.raises(ValueError, match=complaint):
         read(file, tokens=7)
     assert main(["plan", "--arrivals", str(file), "--profile", "a100-like"]) == 2
-    assert "loadtest plan: " in capsys.readouterr().err
+    assert "python -m loadtest plan: " in capsys.readouterr().err
 
 
 def test_pods_are_scaled_as_the_chart_says_under_ones_own_values(tmp_path: Path) -> None:
