@@ -20,6 +20,12 @@ class End(Enum):
     CANCELLED = "batch_cancelled", "the batch was cancelled before the request was computed"
 
 
+def lost_part(lines: int, why: End | None, now_s: float) -> bytes:
+    """The part of a chunk whose lines cannot be read any more: their count alone."""
+    expired, cancelled = (lines if why is each else 0 for each in (End.EXPIRED, End.CANCELLED))
+    return to_bytes(Head(now_s, 0, lines, 0, 0, 0, 0, expired, cancelled, lost=lines))
+
+
 class Lines:
     """The answer of each line of a chunk, by its place; `left` have none yet."""
 

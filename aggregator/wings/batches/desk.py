@@ -14,9 +14,9 @@ import msgspec
 
 from aggregator.errors import Code, TokenbatchError
 from aggregator.slow_lane import in_slow_lane
-from aggregator.wings.batches.answers import End, Lines
+from aggregator.wings.batches.answers import End, Lines, lost_part
 from aggregator.wings.batches.kept import Kept
-from aggregator.wings.batches.lines import Validator, decoded, lines_of
+from aggregator.wings.batches.lines import decoded, lines_of
 from aggregator.wings.batches.objects import (
     HEAD_BYTES,
     Batch,
@@ -26,7 +26,6 @@ from aggregator.wings.batches.objects import (
     Kind,
     Plan,
     Pointer,
-    Problem,
     Refusal,
     Result,
     batch_path,
@@ -37,16 +36,13 @@ from aggregator.wings.batches.objects import (
     part_path,
 )
 from aggregator.wings.batches.settings import BatchesSettings
-from aggregator.wings.batches.store import Listed, Store, StoreAway
+from aggregator.wings.batches.store import Listed, ObjectGone, Store, StoreAway
+from aggregator.wings.batches.validation import validated
 from aggregator.wings.batches.views import Seen, shown_file, shown_written
 
 _LOG = logging.getLogger(__name__)
 _KEPT_BYTES = 16 * 1024 * 1024
 _READ_AT_ONCE = 16
-_VALIDATED_BYTES = 256 * 1024
-"""Takes some 6 ms, in which the event loop waits for the interpreter's lock;"""
-_REST_S = 0.01
-"""and after it others have their turn."""
 _REMIND_S = 15.0
 """A batch that nobody validates for so long lost its record: its aggregator died between store and broker."""
 _END_AFTER_S = 4.0
@@ -123,10 +119,24 @@ class Desk:
         if file_of(file_id) != (file_id, Kind.INPUT):
             return None
         meta = await self.load(meta_path(folder, file_id), FileMeta)
-        if meta is not None and 0 < meta.expires_s <= self.now_s():
-            await self._delete_uploaded(folder, file_id)
-            return None
-        return meta
+        if meta is None or not self._has_expired(meta):
+            return meta
+        await self._delete_expired(folder, [meta])
+        return None
+
+    def _has_expired(self, meta: FileMeta) -> bool:
+        return 0 < meta.expires_s <= self.now_s()
+
+    async def _delete_expired(self, folder: str, metas: Sequence[FileMeta]) -> None:
+        """Those that a batch still reads are hidden alone, and go later."""
+        readers = await self._readers(folder) if metas else {}
+        for meta in metas:
+            if meta.id not in readers:
+                await self._delete_uploaded(folder, meta.id)
+
+    async def _readers(self, folder: str) -> dict[str, str]:
+        """The files that batches read which are not finished, each with the id of one."""
+        return {seen.batch.input_file_id: seen.batch.id for seen in await self._unfinished(folder)}
 
     async def _delete_uploaded(self, folder: str, file_id: str) -> None:
         paths = [meta_path(folder, file_id), data_path(folder, file_id)]
@@ -148,8 +158,10 @@ class Desk:
     async def files(self, folder: str) -> list[dict[str, Any]]:
         """All files of a tenant, the newest first."""
         ids = {each.path.split("/")[3] for each in await self.store.list(f"{folder}/files") if _is_meta(each)}
-        metas = await asyncio.gather(*(self.uploaded(folder, each) for each in ids))
-        shown = [shown_file(meta) for meta in metas if meta is not None]
+        found = await asyncio.gather(*(self.load(meta_path(folder, each), FileMeta) for each in ids))
+        metas = [meta for meta in found if meta is not None]
+        await self._delete_expired(folder, [meta for meta in metas if self._has_expired(meta)])
+        shown = [shown_file(meta) for meta in metas if not self._has_expired(meta)]
         for seen in (await self.all_seen(folder))[0]:
             shown += filter(None, (shown_written(seen, kind) for kind in (Kind.OUTPUT, Kind.ERRORS)))
         return sorted(shown, key=lambda each: (each["created_at"], each["id"]), reverse=True)
@@ -182,9 +194,8 @@ class Desk:
             return False
         owner, kind = file_of(file_id) or (file_id, Kind.INPUT)
         if kind is Kind.INPUT:
-            for seen in await self._unfinished(folder):
-                if seen.batch.input_file_id == file_id:
-                    raise InUse(f"batch {seen.batch.id} reads this file: cancel the batch first, or wait for its end")
+            if (reader := (await self._readers(folder)).get(file_id)) is not None:
+                raise InUse(f"batch {reader} reads this file: cancel the batch first, or wait for its end")
             await self._delete_uploaded(folder, file_id)
             return True
         await self.store.create(batch_path(folder, owner, f"{kind}.gone"), b"")
@@ -263,7 +274,7 @@ class Desk:
         """Note a result that nobody noted, end what is to end, and remind of what nobody began."""
         batch_id, now_s = seen.batch.id, self.now_s()
         if seen.status.is_final:
-            if seen.result is None and seen.plan is not None:
+            if seen.result is None and seen.plan is not None and seen.is_whole:
                 heads = tuple(seen.heads[chunk] for chunk in range(len(seen.plan.chunks)))
                 await self._create(batch_path(folder, batch_id, "result"), Result(heads))
             elif 0 < seen.outputs_expire_s <= now_s and not seen.gone:
@@ -308,19 +319,26 @@ class Desk:
             for chunk in range(len(plan.chunks)):
                 path = part_path(folder, batch.id, chunk)
                 if path not in self.kept and not await self.store.exists(path):
-                    lines = await self.lines(folder, batch, plan, chunk)
-                    await in_slow_lane(partial(lines.end_all, why))
-                    await self.store.create(path, lines.part(self.now_s()))
+                    await self.store.create(path, await self._ended(folder, batch, plan, chunk, why))
             await self.seen(folder, batch.id)
         except StoreAway as error:  # the next one who looks at the batch goes on
             _LOG.warning("a batch cannot be ended now", extra={"batch": batch.id, "error": repr(error.__cause__)})
 
+    async def _ended(self, folder: str, batch: Batch, plan: Plan, chunk: int, why: End) -> bytes:
+        """The part of a chunk that nobody computes. Raises StoreAway."""
+        try:
+            lines = await self.lines(folder, batch, plan, chunk)
+        except ObjectGone:
+            return lost_part(plan.chunks[chunk].lines, why, self.now_s())
+        await in_slow_lane(partial(lines.end_all, why))
+        return lines.part(self.now_s())
+
     async def lines(self, folder: str, batch: Batch, plan: Plan, chunk: int) -> Lines:
-        """The lines of a chunk without answers. Raises StoreAway."""
+        """The lines of a chunk without answers. Raises ObjectGone or StoreAway."""
         cut = plan.chunks[chunk]
         data = await self.store.read_slice(data_path(folder, batch.input_file_id), cut.start, cut.length)
         if data is None:
-            raise StoreAway("the batch's file is gone")
+            raise ObjectGone("the batch's file is gone")
 
         def read() -> Lines:
             return Lines(batch.id, chunk, [decoded(raw).custom_id for raw in lines_of(data)])
@@ -335,32 +353,13 @@ class Desk:
         found = await self.load(at("plan"), Plan)
         if found is not None or await self.load(at("errors"), Refusal) is not None:
             return found
-        made = await self._validated(folder, batch)
+        meta = await self.load(meta_path(folder, batch.input_file_id), FileMeta)  # it may have expired since
+        made = await validated(self.store, self.settings, folder, batch, meta, now_s=self.now_s, sleep=self._sleep)
         if isinstance(made, Plan):
             await self._create(at("plan"), made)
         else:
             await self._create(at("errors"), Refusal(self.now_s(), made))
         return await self.load(at("plan"), Plan)
-
-    async def _validated(self, folder: str, batch: Batch) -> Plan | tuple[Problem, ...]:
-        meta = await self.uploaded(folder, batch.input_file_id)
-        if meta is None:
-            return (Problem("file_not_found", "the file was deleted, or has expired"),)
-        settings = self.settings
-        validator = Validator(
-            batch.endpoint,
-            batch.params,
-            max_lines=settings.max_lines,
-            chunk_inputs=settings.chunk_inputs,
-            chunk_bytes=settings.chunk_bytes,
-        )
-        async for data in self.store.stream(data_path(folder, meta.id), 0, meta.size_bytes):
-            for at in range(0, len(data), _VALIDATED_BYTES):
-                await in_slow_lane(partial(validator.add, data[at : at + _VALIDATED_BYTES]))
-                await self._sleep(_REST_S)
-            if validator.is_over:
-                break
-        return validator.end(self.now_s())
 
     async def begin(self, folder: str, batch_id: str) -> None:
         """Validate a batch, and write a record for each chunk without a part. Raises StoreAway."""

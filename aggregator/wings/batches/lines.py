@@ -76,6 +76,8 @@ class Validator:
         self._model = str(params.get("model") or "")
         self._max_lines, self._chunk_inputs, self._chunk_bytes = max_lines, chunk_inputs, chunk_bytes
         self._tail = b""
+        self._skips = False
+        """Up to the end of a line that is refused already, as it is too long."""
         self._at = self._number = self._lines = 0
         self._ids: set[str] = set()
         self._chunks: list[Slice] = []
@@ -88,12 +90,15 @@ class Validator:
         return len(self._problems) >= _MOST_PROBLEMS or self._lines > self._max_lines
 
     def add(self, data: bytes) -> None:
+        if self._skips:
+            _, end, data = data.partition(b"\n")
+            self._skips = not end
         *whole, self._tail = (self._tail + data).split(b"\n")
         for raw in whole:
             self._take(raw, len(raw) + 1)
         if len(self._tail) > MAX_LINE_BYTES:
             self._take(self._tail, len(self._tail))
-            self._tail = b""
+            self._tail, self._skips = b"", True
 
     def end(self, now_s: float) -> Plan | tuple[Problem, ...]:
         if self._tail:
@@ -109,10 +114,10 @@ class Validator:
         return Plan(now_s, self._model, tuple(self._chunks))
 
     def _take(self, raw: bytes, size: int) -> None:
-        """One line, which takes `size` bytes with its end."""
+        """One line, which takes `size` bytes with its end; after one that is refused no byte counts."""
         self._number += 1
         start, self._at = self._at, self._at + size
-        if self.is_over or not raw.strip():
+        if self.is_over or (len(raw) <= MAX_LINE_BYTES and not raw.strip()):
             return
         if not start:
             raw = raw.removeprefix(_BYTE_ORDER_MARK)

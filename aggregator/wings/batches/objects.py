@@ -26,6 +26,8 @@ import msgspec
 _FILE = re.compile(r"file-([0-9a-f]{32})(-output|-errors)?")
 _BATCH = re.compile(r"batch_([0-9a-f]{32})")
 _HEAD_BYTES = 192
+MOST_EXPIRES_AFTER_S = 10 * 365 * 86400
+"""Ten years, of any file: a number without a bound is no time."""
 
 
 class Kind(StrEnum):
@@ -107,7 +109,8 @@ class Cancel(msgspec.Struct, frozen=True):
 class Head(msgspec.Struct, frozen=True, array_like=True):
     """The begin of a part: its lines that succeeded, with `output_bytes`, come before those that failed.
 
-    `size_bytes`: of the whole part. `expired`, `cancelled`: how many of the failed ones are that.
+    `size_bytes`: of the whole part. `expired`, `cancelled`: how many of the failed ones are that. `lost`: how many of
+    them have no line here, as the input was gone before they were read.
     """
 
     at_s: float
@@ -119,6 +122,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     output_tokens: int = 0
     expired: int = 0
     cancelled: int = 0
+    lost: int = 0
 
 
 class Result(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from aggregator.wings.batches.objects import Pointer
 from aggregator.wings.batches.routes import BatchRoutes
 from aggregator.wings.batches.settings import BatchesSettings
 from aggregator.wings.batches.source import BatchSource
-from aggregator.wings.batches.store import Store
+from aggregator.wings.batches.store import Store, nothing_stays
 from k8s.pod.errors import StartError
 
 
@@ -89,8 +89,9 @@ def open_source(settings: AggregatorSettings, batches: BatchesSettings, parts: E
 
 
 async def try_store(url: str, timeout_s: float) -> Sequence[str]:
-    """Write and read it. Raises StartError."""
-    await _within(Store(url), timeout_s)
+    """Write and read it; nothing of that stays. Raises StartError."""
+    with nothing_stays(url):
+        await _within(Store(url), timeout_s)
     return ()
 
 

@@ -18,7 +18,16 @@ from aggregator.sources.http.exchange import HttpExchange
 from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.http.service import Mounted
 from aggregator.wings.batches.desk import Desk
-from aggregator.wings.batches.objects import Batch, FileMeta, data_path, folder_of, is_batch, new_id
+from aggregator.wings.batches.objects import (
+    MOST_EXPIRES_AFTER_S,
+    Batch,
+    FileMeta,
+    data_path,
+    folder_of,
+    is_batch,
+    new_id,
+)
+from aggregator.wings.batches.store import ObjectGone
 from aggregator.wings.batches.upload import HELD_BYTES, Upload, expiry
 from aggregator.wings.batches.views import page_of, shown_batch
 from k8s.pod.http.exchange import Exchange, HttpError
@@ -45,7 +54,7 @@ class Expiry(msgspec.Struct, forbid_unknown_fields=True):
     """When a file goes that a batch wrote."""
 
     anchor: Literal["created_at"]
-    seconds: Annotated[int, msgspec.Meta(ge=1)]
+    seconds: Annotated[int, msgspec.Meta(ge=1, le=MOST_EXPIRES_AFTER_S)]
 
 
 class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -186,7 +195,11 @@ class BatchRoutes(Mounted):
         if data is None:
             _no_file(file_id)
             return
-        first = await anext(data, b"")  # before the head says that all is well
+        try:
+            first = await anext(data, b"")  # before the head says that all is well
+        except ObjectGone:
+            _no_file(file_id)
+            return
         exchange.begin_stream(_LINES)
         if first:
             await exchange.write(first)
@@ -244,10 +257,14 @@ class BatchRoutes(Mounted):
 
 
 class _Query:
-    """The part of a URL behind its path."""
+    """The part of a URL behind its path. Raises HttpError for one of too many fields."""
 
     def __init__(self, exchange: HttpExchange) -> None:
-        self._given = parse_qs(exchange.url.partition(b"?")[2].decode("latin-1"), max_num_fields=_PAIRS)
+        try:
+            self._given = parse_qs(exchange.url.partition(b"?")[2].decode("latin-1"), max_num_fields=_PAIRS)
+        except ValueError:
+            message = f"the URL has more than {_PAIRS} query fields: none but limit, after, order and purpose are read"
+            raise HttpError(400, "invalid_value", message) from None
 
     def text(self, name: str) -> str:
         return self._given.get(name, [""])[0]

@@ -23,7 +23,7 @@ from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.http.answer import Form
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.offsets import InFlightRecord
-from aggregator.wings.batches.answers import End
+from aggregator.wings.batches.answers import End, lost_part
 from aggregator.wings.batches.chunk import Chunk, LineReader, answer_all, origin_of
 from aggregator.wings.batches.desk import Desk
 from aggregator.wings.batches.objects import Batch, Pointer, batch_path, data_path, part_path
@@ -208,19 +208,20 @@ class BatchSource(Source):
         if batch is None or path in self._open or await desk.store.exists(path):
             committed_offset.complete(record)  # another one wrote it, and died before its offset was committed
             return ()
+        why = End.EXPIRED if desk.now_s() >= batch.expires_s else None
+        if await desk.is_cancelled(pointer.folder, pointer.batch):
+            why = End.CANCELLED
         place = data_path(pointer.folder, batch.input_file_id)
         data = await desk.store.read_slice(place, pointer.start, pointer.length)
         if data is None:
             _LOG.error("the file of a batch is gone", extra={"batch": pointer.batch})
+            await desk.store.create(path, lost_part(pointer.lines, why, desk.now_s()))
             committed_offset.complete(record)
             return ()
         model = pointer.model or self._default_model
         if self._name_of(model):
             self._asked.add(model)
 
-        why = End.EXPIRED if desk.now_s() >= batch.expires_s else None
-        if await desk.is_cancelled(pointer.folder, pointer.batch):
-            why = End.CANCELLED
         chunk, requests = await in_slow_lane(partial(self._read, pointer, record, batch, data, why))
         if record.committed_offset.fenced:  # meanwhile
             return ()

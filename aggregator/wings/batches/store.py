@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +34,13 @@ class StoreAway(TokenbatchError):
     retry_after_s = 1.0
 
 
+class ObjectGone(StoreAway):
+    """An object that was there is not any more: another one deleted it, or a rule of its bucket."""
+
+    code = Code.NOT_FOUND
+    retriable = False
+
+
 class Listed(NamedTuple):
     """An object of a listing."""
 
@@ -50,6 +57,20 @@ def _reported() -> Generator[None]:
         raise
     except (BaseError, OSError, ValueError) as error:
         raise StoreAway(f"the object store does not do its part: {type(error).__name__}") from error
+
+
+@contextmanager
+def nothing_stays(url: str) -> Generator[None]:
+    """Remove again the folders that a store made for itself, where they are empty."""
+    folder = Path(url.removeprefix(_FOLDER))
+    own = (folder, *folder.parents) if url.startswith(_FOLDER) else ()
+    made = [each for each in own if not os.path.lexists(each)]
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            for each in made:
+                each.rmdir()
 
 
 class Store:
@@ -106,11 +127,11 @@ class Store:
             return None
 
     async def stream(self, path: str, start: int, length: int) -> AsyncGenerator[bytes]:
-        """The bytes of a part of an object, in pieces. Raises StoreAway where there is none, too."""
+        """The bytes of a part of an object, in pieces. Raises ObjectGone where there is none."""
         for at in range(start, start + length, PIECE_BYTES):
             data = await self.read_slice(path, at, min(PIECE_BYTES, start + length - at))
             if not data:
-                raise StoreAway("the object is gone")
+                raise ObjectGone("the object is gone")
             yield data
 
     async def exists(self, path: str) -> bool:

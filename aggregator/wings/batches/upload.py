@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from enum import Enum, auto
-from typing import Any
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -14,7 +13,7 @@ from typing_extensions import override
 from aggregator.sources.calls.load import RateLimit
 from aggregator.sources.http.exchange import HttpExchange
 from aggregator.wings.batches.desk import Desk, QuotaReached
-from aggregator.wings.batches.objects import data_path
+from aggregator.wings.batches.objects import MOST_EXPIRES_AFTER_S, data_path
 from aggregator.wings.batches.store import UPLOAD_BYTES, UPLOADED_AT_ONCE
 from k8s.pod.http.exchange import HttpError, Sink
 
@@ -208,9 +207,11 @@ def _seen(storing: asyncio.Task[None]) -> None:
 def expiry(fields: Mapping[str, str], now_s: float) -> float:
     """When a file goes that `expires_after` says; 0: never. Raises HttpError."""
     given = {name: value for name, value in fields.items() if name.startswith("expires_after")}
-    seconds: Any = given.get("expires_after[seconds]")
+    seconds = given.get("expires_after[seconds]", "")
     if not given:
         return 0.0
-    if given.get("expires_after[anchor]") != "created_at" or not (seconds or "").isdecimal() or not int(seconds):
-        raise HttpError(400, "invalid_value", "expires_after takes anchor created_at, and seconds above 0")
-    return now_s + int(seconds)
+    after_s = int(seconds) if seconds.isdecimal() else 0
+    if given.get("expires_after[anchor]") != "created_at" or not 0 < after_s <= MOST_EXPIRES_AFTER_S:
+        message = f"expires_after takes anchor created_at, and seconds from 1 to {MOST_EXPIRES_AFTER_S}"
+        raise HttpError(400, "invalid_value", message)
+    return now_s + after_s

@@ -8,12 +8,14 @@ from enum import StrEnum
 from typing import Any
 
 from aggregator.wings.batches.objects import (
+    MOST_EXPIRES_AFTER_S,
     Batch,
     Cancel,
     FileMeta,
     Head,
     Kind,
     Plan,
+    Problem,
     Refusal,
     Result,
     written_id,
@@ -64,10 +66,31 @@ class Seen:
         if self.is_whole:
             if any(each.cancelled for each in self.parts):
                 return Status.CANCELLED
-            return Status.EXPIRED if any(each.expired for each in self.parts) else Status.COMPLETED
+            if any(each.expired for each in self.parts):
+                return Status.EXPIRED
+            return Status.FAILED if self.lost else Status.COMPLETED
         if self.cancel is not None:
             return Status.CANCELLING
         return Status.VALIDATING if self.plan is None else Status.IN_PROGRESS
+
+    @property
+    def lost(self) -> int:
+        """Lines that were not computed, as the input was gone."""
+        return sum(each.lost for each in self.parts) if self.is_whole else 0
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """What is wrong with its file."""
+        if self.refusal is not None:
+            return self.refusal.problems
+        message = f"the file was deleted before its batch ended: {self.lost} of its requests were not computed"
+        return (Problem("file_not_found", message),) if self.lost else ()
+
+    @property
+    def failed_s(self) -> float | None:
+        if self.status is not Status.FAILED:
+            return None
+        return self.refusal.at_s if self.refusal is not None else self.ended_s
 
     @property
     def ended_s(self) -> float:
@@ -77,7 +100,7 @@ class Seen:
     @property
     def outputs_expire_s(self) -> float:
         """When the files that it wrote go; 0: never."""
-        after_s = self.batch.output_expires_after_s
+        after_s = min(self.batch.output_expires_after_s, MOST_EXPIRES_AFTER_S)
         return self.ended_s + after_s if after_s and self.status.is_final else 0.0
 
     def size_bytes(self, kind: Kind) -> int:
@@ -103,7 +126,7 @@ def shown_batch(seen: Seen) -> dict[str, Any]:
         "object": "batch",
         "endpoint": batch.endpoint,
         "model": (plan.model if plan is not None else None) or batch.params.get("model"),
-        "errors": _errors(seen.refusal),
+        "errors": _errors(seen.problems),
         "input_file_id": batch.input_file_id,
         "completion_window": batch.completion_window,
         "status": status.value,
@@ -114,7 +137,7 @@ def shown_batch(seen: Seen) -> dict[str, Any]:
         "expires_at": int(batch.expires_s),
         "finalizing_at": at(Status.COMPLETED, Status.EXPIRED, Status.CANCELLED),
         "completed_at": at(Status.COMPLETED),
-        "failed_at": int(seen.refusal.at_s) if seen.refusal is not None else None,
+        "failed_at": int(seen.failed_s) if seen.failed_s is not None else None,
         "expired_at": at(Status.EXPIRED),
         "cancelling_at": int(cancelled_s) if cancelled_s is not None else None,
         "cancelled_at": at(Status.CANCELLED),
@@ -139,13 +162,10 @@ def _usage(parts: Sequence[Head]) -> dict[str, Any]:
     }
 
 
-def _errors(refusal: Refusal | None) -> dict[str, Any] | None:
-    if refusal is None:
+def _errors(problems: Sequence[Problem]) -> dict[str, Any] | None:
+    if not problems:
         return None
-    data = [
-        {"code": each.code, "message": each.message, "param": each.param, "line": each.line}
-        for each in refusal.problems
-    ]
+    data = [{"code": each.code, "message": each.message, "param": each.param, "line": each.line} for each in problems]
     return {"object": "list", "data": data}
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from aggregator.wings.batches.store import Listed, Store
+from aggregator.wings.batches.parts import try_store
+from aggregator.wings.batches.store import Listed, ObjectGone, Store
 from k8s.pod.errors import StartError
 from loadtest.stack.child import Child
 from loadtest.stack.part import python_of
@@ -73,6 +74,8 @@ async def test_what_is_not_there_is_none(store: Store) -> None:
     assert not await store.exists("a")
     assert await store.list("a") == []
     await store.delete(["a"])
+    with pytest.raises(ObjectGone):
+        await anext(store.stream("a", 0, 5))
 
 
 async def test_a_slice_ends_where_its_object_ends(store: Store) -> None:
@@ -107,6 +110,15 @@ class Overwriting(FakeStore):
 async def test_a_store_that_overwrites_is_refused() -> None:
     with pytest.raises(StartError, match="take a store with conditional writes"):
         await Overwriting().probe()
+
+
+def test_a_check_of_a_folder_leaves_nothing_behind(tmp_path: Path) -> None:
+    asyncio.run(try_store(f"file://{tmp_path}/never/made", 5.0))
+    assert [*tmp_path.iterdir()] == []
+    own = tmp_path / "own"
+    own.mkdir()
+    asyncio.run(try_store(f"file://{own}", 5.0))
+    assert [*tmp_path.rglob("*")] == [own]
 
 
 async def test_a_store_that_is_away_is_refused(tmp_path: Path) -> None:

@@ -128,6 +128,33 @@ async def test_batches_come_page_by_page_and_unknown_paths_are_named() -> None:
             assert (response.status, response.headers["allow"]) == (405, "GET, POST")
 
 
+async def test_what_has_no_bound_is_refused_and_not_a_fault() -> None:
+    endless = str(10**400)
+    async with files() as served:
+        expiring = {"expires_after[anchor]": "created_at", "expires_after[seconds]": endless}
+        status, answer = await served.upload(line("a"), **expiring)
+        assert (status, "seconds from 1 to" in answer["error"]["message"], served.store.kept) == (400, True, {})
+        _, file = await served.upload(line("a"))
+        after = f'{{"anchor":"created_at","seconds":{endless}}}'
+        asked = f'{{"input_file_id":"{file["id"]}","endpoint":"{URL}","output_expires_after":{after}}}'
+        async with served.session.post("/v1/batches", data=asked) as response:
+            assert (response.status, "from 1 to" in await response.text()) == (400, True)
+        assert not served.written
+        for path in ("/v1/files", "/v1/batches"):
+            status, answer = await served.get(f"{path}?{'&'.join(f'a{each}=1' for each in range(17))}")
+            assert (status, "16 query fields" in answer["error"]["message"]) == (400, True)
+            assert (await served.get(path))[0] == 200
+
+
+async def test_a_file_whose_bytes_are_gone_is_not_found() -> None:
+    async with files() as served:
+        _, file = await served.upload(line("a"))
+        for path in [path for path in served.store.kept if path.endswith("data")]:
+            del served.store.kept[path]
+        status, answer = await served.get(f"/v1/files/{file['id']}/content")
+        assert (status, answer["error"]["code"]) == (404, "file_not_found")
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})],

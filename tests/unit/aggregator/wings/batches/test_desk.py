@@ -25,7 +25,7 @@ from aggregator.wings.batches.objects import (
     written_id,
 )
 from aggregator.wings.batches.settings import BatchesSettings
-from aggregator.wings.batches.views import Seen, Status
+from aggregator.wings.batches.views import Seen, Status, shown_batch
 from tests.unit.aggregator.wings.batches.fake_store import FakeStore
 
 FOLDER, OTHER = folder_of("me"), folder_of("someone")
@@ -281,6 +281,56 @@ async def test_files_go_when_they_expire() -> None:
     office.now_s += 31.0
     assert await office.desk.files(FOLDER) == []
     assert not any(path.endswith("data") or "parts" in path for path in office.store.kept)
+
+
+async def test_an_expired_file_is_kept_while_a_batch_reads_it() -> None:
+    office = Office()
+    file_id = await office.file(300, expires_s=office.now_s + 3.0)
+    batch = await office.batch(file_id)
+    office.now_s += 4.0
+    desk = office.another()
+    assert (await desk.file(FOLDER, file_id), await desk.files(FOLDER)) == (None, [])  # it is hidden
+    await desk.begin(FOLDER, batch.id)  # and read
+    assert [each.chunk for each in office.written] == [-1, 0, 1]
+    assert await desk.content(FOLDER, file_id) is None
+    await office.answer(batch, 0, 1)
+    assert (await office.seen(batch)).status is Status.COMPLETED
+    assert data_path(FOLDER, file_id) in office.store.kept
+    assert file_id not in [each["id"] for each in await desk.files(FOLDER)]
+    assert data_path(FOLDER, file_id) not in office.store.kept
+
+
+@pytest.mark.parametrize(("is_late", "status"), [(False, Status.CANCELLED), (True, Status.EXPIRED)])
+async def test_a_batch_whose_file_is_gone_ends_as_it_would(is_late: bool, status: Status) -> None:
+    office = Office()
+    batch = await office.batch(await office.file(300))
+    await office.answer(batch, 0)
+    del office.store.kept[data_path(FOLDER, batch.input_file_id)]
+    if is_late:
+        office.now_s += 3601.0
+        await office.desk.seen(FOLDER, batch.id)
+    else:
+        await office.desk.cancel(FOLDER, batch.id)
+    await asyncio.gather(*office.desk._tasks.values())  # noqa: SLF001
+    seen = await office.seen(batch)
+    assert seen.status is status
+    shown = shown_batch(seen)
+    assert shown["request_counts"] == {"total": 300, "completed": 256, "failed": 44}
+    assert "44 of its requests were not computed" in shown["errors"]["data"][0]["message"]
+    assert len(await office.content(written_id(batch.id, Kind.OUTPUT))) == 256
+    assert shown["error_file_id"] is None
+
+
+async def test_a_batch_whose_file_goes_before_it_is_read_has_failed() -> None:
+    office = Office()
+    batch = await office.batch(await office.file(3))
+    desk = office.another()
+    assert await desk.uploaded(FOLDER, batch.input_file_id) is not None  # it knows of the file
+    del office.store.kept[data_path(FOLDER, batch.input_file_id)]
+    await desk.begin(FOLDER, batch.id)
+    seen = await office.seen(batch)
+    assert (seen.status, [each.code for each in seen.problems]) == (Status.FAILED, ["file_not_found"])
+    assert await office.desk._unfinished(FOLDER) == []  # noqa: SLF001
 
 
 async def test_what_is_kept_of_the_store_is_bounded() -> None:

@@ -133,6 +133,14 @@ def test_a_line_without_an_end_is_not_kept() -> None:
     assert {each.code for each in found} == {"invalid_json_line"}
 
 
+@pytest.mark.parametrize("piece", [65536, 1 << 20, 1 << 30])
+@pytest.mark.parametrize("filler", [b"x", b" "])
+def test_a_line_that_is_too_long_is_one_bad_line(piece: int, filler: bytes) -> None:
+    long = filler * (2 * MAX_LINE_BYTES + 12345) + line("hidden")
+    data = b"\n".join([line("a"), long, line("b"), b"{no json", line("c"), long])
+    assert codes(data, piece=piece) == [("invalid_json_line", 2), ("invalid_json_line", 4), ("invalid_json_line", 6)]
+
+
 def test_lines_of_voyage_take_endpoint_and_model_from_their_batch() -> None:
     data = b'\xef\xbb\xbf{"custom_id": "a", "body": {"input": "x"}}\n{"custom_id": "b", "body": {"input": "y"}}'
     plan = validated(data, model="m")

@@ -19,8 +19,9 @@ from aggregator.sources.embedding import EMBEDDING
 from aggregator.sources.http.embeddings import EmbeddingsReader
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.wings.batches.chunk import origin_of
-from aggregator.wings.batches.objects import HEAD_BYTES, Batch, Pointer, batch_path, head_of, part_path
+from aggregator.wings.batches.objects import HEAD_BYTES, Batch, Pointer, batch_path, data_path, head_of, part_path
 from aggregator.wings.batches.source import BatchSource
+from aggregator.wings.batches.views import shown_batch
 from tests.support.fake_kafka import FakeKafka
 from tests.support.fake_source import reply_all
 from tests.support.http_bodies import AnyRevision
@@ -155,6 +156,22 @@ async def test_a_cancelled_batch_leaves_the_queue_with_what_it_has(bench: Bench)
         assert codes == [None, "batch_cancelled", "batch_cancelled"]
         await bench.fail(requests[1:], REFUSED)  # it ran meanwhile, and changes nothing
         assert len(bench.part(batch)) == 3
+
+
+@in_virtual_time
+async def test_a_batch_whose_file_is_gone_has_failed(bench: Bench) -> None:
+    batch = await bench.batch(300)
+    await bench.office.answer(batch, 0)
+    del bench.office.store.kept[data_path(FOLDER, batch.input_file_id)]
+    async with bench.started():
+        receiving = asyncio.create_task(bench.receive())
+        await asyncio.sleep(1.0)
+        receiving.cancel()
+        shown = shown_batch(await bench.office.seen(batch))
+        assert (shown["status"], shown["failed_at"]) == ("failed", int(bench.office.now_s))
+        assert shown["request_counts"] == {"total": 300, "completed": 256, "failed": 44}
+        assert shown["errors"]["data"][0]["code"] == "file_not_found"
+        assert shown["output_file_id"] is not None  # what was computed before
 
 
 @in_virtual_time

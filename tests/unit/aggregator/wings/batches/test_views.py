@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from aggregator.wings.batches.objects import (
+    MOST_EXPIRES_AFTER_S,
     Batch,
     Cancel,
     Head,
@@ -80,6 +82,13 @@ def test_a_refused_file_has_its_faults() -> None:
         "data": [{"code": "url_mismatch", "message": "x", "param": "url", "line": 3}],
     }
     assert shown["failed_at"] == 11
+
+
+def test_a_time_beyond_all_bounds_is_shown_as_the_last_one() -> None:
+    batch = msgspec.structs.replace(BATCH, output_expires_after_s=10**400)
+    shown = shown_written(Seen(batch, PLAN, heads={0: GOOD, 1: MIXED}), Kind.OUTPUT)
+    assert shown is not None
+    assert shown["expires_at"] == 30 + MOST_EXPIRES_AFTER_S
 
 
 def test_a_deleted_file_is_neither_named_nor_shown() -> None:

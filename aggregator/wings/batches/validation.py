@@ -1,0 +1,50 @@
+"""Read a batch's whole file once: its plan, or what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from aggregator.slow_lane import in_slow_lane
+from aggregator.wings.batches.lines import Validator
+from aggregator.wings.batches.objects import Batch, FileMeta, Plan, Problem, data_path
+from aggregator.wings.batches.settings import BatchesSettings
+from aggregator.wings.batches.store import ObjectGone, Store
+
+_VALIDATED_BYTES = 256 * 1024
+"""Takes some 6 ms, in which the event loop waits for the interpreter's lock;"""
+_REST_S = 0.01
+"""and after it others have their turn."""
+_GONE = (Problem("file_not_found", "the file was deleted, or has expired"),)
+
+
+async def validated(
+    store: Store,
+    settings: BatchesSettings,
+    folder: str,
+    batch: Batch,
+    meta: FileMeta | None,
+    *,
+    now_s: Callable[[], float],
+    sleep: Callable[[float], Awaitable[None]],
+) -> Plan | tuple[Problem, ...]:
+    """The plan of a batch, or its problems; `meta` is its file's, None where there is none. Raises StoreAway."""
+    if meta is None:
+        return _GONE
+    validator = Validator(
+        batch.endpoint,
+        batch.params,
+        max_lines=settings.max_lines,
+        chunk_inputs=settings.chunk_inputs,
+        chunk_bytes=settings.chunk_bytes,
+    )
+    try:
+        async for data in store.stream(data_path(folder, meta.id), 0, meta.size_bytes):
+            for at in range(0, len(data), _VALIDATED_BYTES):
+                await in_slow_lane(partial(validator.add, data[at : at + _VALIDATED_BYTES]))
+                await sleep(_REST_S)
+            if validator.is_over:
+                break
+    except ObjectGone:
+        return _GONE
+    return validator.end(now_s())
