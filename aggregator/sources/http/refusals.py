@@ -16,7 +16,7 @@ from aggregator.sources.http.errors import FieldError
 _PLACE = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 _NAMED = re.compile(r"^Object (contains unknown|missing required) field `(.*)`$", re.DOTALL)
 _GOT = re.compile(r"(?:, got `(\w+)`|^Invalid enum value (.*))$", re.DOTALL)
-_STEP = re.compile(r"\[\d+\]|[^.\[]+")
+_STEP = re.compile(r"\[(?:\d+|\.\.\.)\]|[^.\[]+")
 _LONGEST_NAME = 64
 """Characters of an unknown field that is compared with those that there are."""
 _KINDS = {
@@ -65,12 +65,14 @@ def _alternatives(kind: inspect.Type | None) -> Iterator[inspect.Type]:
 
 
 def _type_at(kind: inspect.Type | None, steps: list[str]) -> inspect.Type | None:
-    """The type of the part of a value to which the steps lead: names of fields, and places in lists."""
+    """The type of the part of a value to which the steps lead: fields, places in lists, `[...]` in mappings."""
     for step in steps:
         within: inspect.Type | None = None
         for each in _alternatives(kind):
             if isinstance(each, inspect.ListType) and step.startswith("["):
                 within = each.item_type
+            elif isinstance(each, inspect.DictType) and step == "[...]":
+                within = each.value_type
             elif isinstance(each, inspect.StructType):
                 within = within or next((field.type for field in each.fields if field.encode_name == step), None)
         kind = within
