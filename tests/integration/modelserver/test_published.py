@@ -26,7 +26,7 @@ from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.integration.modelserver.run_published import Vectors, mean_reciprocal_rank, questions
 from tests.support.kafka_client import Topics, open_kafka_client, query, read
 
-pytestmark = [pytest.mark.vllm, pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.kafka, pytest.mark.privileged, pytest.mark.timeout(900)]
 
 LEAST_COSINE = 0.99999
 AT_ONCE = 50
