@@ -19,7 +19,12 @@ from tests.cluster.values import synthetic, vllm
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 NO_EFFECT = {"enabled", "global"}  # Helm's own; nothing of this chart reads it
-ELSEWHERE = {"models.canary"}  # tests/cluster/test_canary.py looks at it under load
+ELSEWHERE = {
+    "models.canary",  # tests/cluster/test_canary.py looks at it under load
+    # There is no object store and no GPU: tests/chart/test_batches.py and test_sharing.py look at what is rendered.
+    *("batches.config", "batches.enabled", "batches.store", "batches.volume"),
+    *("networkPolicy.store", "networkPolicy.storePorts", "modelServer.gpu.serversPerGpu"),
+}
 
 
 def documented(schema: dict[str, Any], path: str = "") -> Iterator[str]:

@@ -63,7 +63,11 @@ def test_every_command_is_run_here_or_by_the_tests_of_make_up() -> None:
 
 @pytest.mark.parametrize("printed", makes())
 def test_make_takes_the_targets_and_options_that_are_printed(printed: str) -> None:
-    done = subprocess.run(["bash", "-c", f"{printed} --dry-run"], cwd=ROOT, capture_output=True, text=True, check=False)
+    of_make = ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # of the one that may have started this test
+    environment = {name: value for name, value in os.environ.items() if name not in of_make}
+    done = subprocess.run(
+        ["bash", "-c", f"{printed} --dry-run"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     parser = argparse.ArgumentParser()
     up.add_arguments(parser)
