@@ -31,12 +31,13 @@ from modelserver import model_files  # noqa: E402
 from modelserver.engines import choice  # noqa: E402
 from modelserver.engines import core as core_module  # noqa: E402
 from modelserver.engines.core import CoreEngine, LoadOptions, chosen_dtype, engine_config, load  # noqa: E402
-from modelserver.engines.engine import Engine, Task  # noqa: E402
+from modelserver.engines.engine import Engine  # noqa: E402
 from modelserver.engines.vllm_internals import captured as captured_sizes  # noqa: E402
 from modelserver.engines.vllm_internals import runner_of  # noqa: E402
 from modelserver.errors import CannotStart, EngineBroken  # noqa: E402
 from modelserver.model_files import locate  # noqa: E402
-from modelserver.registry import ALTERNATIVES, ENGINE_WINGS, LAYERS  # noqa: E402
+from modelserver.modes import tasks_of  # noqa: E402
+from modelserver.registry import ALTERNATIVES, ENGINE_WINGS, LAYERS, MODES  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings  # noqa: E402
 from tests.integration.modelserver.texts import generated, questions, token_ids  # noqa: E402
 
@@ -241,11 +242,11 @@ def refused(folder: Path) -> dict[str, Any]:
 
 
 def check(settings: ModelServerSettings, files: model_files.ModelFiles) -> None:
-    choice.check(settings, files, Task.EMBED, LAYERS)
+    choice.check(settings, files, min(tasks_of(settings, files, MODES)), LAYERS)
 
 
 def build(settings: ModelServerSettings, files: model_files.ModelFiles) -> choice.Choice:
-    return choice.build(settings, files, Task.EMBED, ENGINE_WINGS)
+    return choice.build(settings, files, min(tasks_of(settings, files, MODES)), ENGINE_WINGS)
 
 
 def _refusal(job: Callable[[], object]) -> str:

@@ -123,8 +123,6 @@ async def test_every_server_that_answers_joins_with_its_tokenizer(
 
 WORDS = Tokenizers(WordLevel({"a": 0}, unk_token="[UNK]"))
 ODD_FILES = {
-    "a configuration that is a list": {"tokenizer_config.json": b"[]"},
-    "a special token without content": {"tokenizer_config.json": b'{"bos_token": {"id": 1}}'},
     "a vocabulary without the unknown word": {TOKENIZER_FILE: WORDS.to_str().encode()},
 }
 
