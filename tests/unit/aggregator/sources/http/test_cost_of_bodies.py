@@ -17,7 +17,7 @@ from aggregator.slow_lane import TakesLong
 from aggregator.sources.http.embeddings import EmbeddingsReader
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode_body, takes_long
-from aggregator.sources.http.service import DETOKENIZE, TOKENIZE
+from aggregator.sources.http.tokens import DETOKENIZE, TOKENIZE
 from aggregator.sources.wire.decode import SMALL_BYTES
 from aggregator.wings.generation.forms import GenerationReader
 from aggregator.wings.http_forms.cohere import read_embed

@@ -14,7 +14,7 @@ from aggregator.scheduler.work_item import Priority
 from aggregator.sources.http.embeddings import EmbeddingsReader
 from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.json_body import decode_body
-from aggregator.sources.http.service import DETOKENIZE, TOKENIZE
+from aggregator.sources.http.tokens import DETOKENIZE, TOKENIZE
 from aggregator.sources.wire.message import parse
 from aggregator.wings.generation.forms import GenerationReader
 from aggregator.wings.generation.http import HttpGenerationCall
