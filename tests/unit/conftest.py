@@ -20,6 +20,8 @@ _OF_THE_CORE = (
     _HERE / "aggregator" / "admission",
     _HERE / "aggregator" / "scheduler",
     _HERE / "aggregator" / "sources" / "kafka",
+    _HERE / "aggregator" / "wings" / "generation",
+    _HERE / "aggregator" / "wings" / "sla",
     _HERE / "modelserver" / "profile" / "test_saturation.py",
 )
 

@@ -350,3 +350,9 @@ def test_only_calls_are_calls(tenant: tuple[str, ...]) -> None:
     holds.append(admission.holds_calls)
     admission.release(10, *(tenant or ("",)), refusable=True)
     assert [*holds, admission.holds_calls] == [False, True, False]
+
+
+def test_the_limit_and_that_of_each_class_are_tokens() -> None:
+    admission = Admission(AdmissionPolicy(1000))
+    assert admission.limit == 1000
+    assert admission.intake_limit(BACKGROUND) == 500.0
