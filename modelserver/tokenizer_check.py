@@ -39,7 +39,7 @@ _BLANKS = str.maketrans("Ġ▁", "  ")
 
 def check_tokenizer(files: ModelFiles) -> None:
     """Load the tokenizer as an aggregator would. Raises CannotStart if it cannot be loaded or is another model's."""
-    known = _served(files).get_vocab(with_added_tokens=False)
+    known = served_tokenizer(files).get_vocab(with_added_tokens=False)
     largest = max(known.values(), default=0)
     if largest >= files.vocabulary_size > 0:
         raise CannotStart(
@@ -53,7 +53,7 @@ def compare_tokenizer(files: ModelFiles, *, trust_remote_code: bool) -> None:
 
     Raises CannotStart for a text with other tokens: some file of the model has an effect that tokenizer.json lacks.
     """
-    served = _served(files)
+    served = served_tokenizer(files)
     reference = _reference(files, trust_remote_code=trust_remote_code)
     added = islice({**served.get_added_tokens_decoder(), **reference.added_tokens_decoder}.values(), _ADDED_TOKENS)
     for text in (*TEXTS, *(f"So {token.content} so{token.content}SO" for token in added)):
@@ -83,12 +83,12 @@ def _compare_pair(files: ModelFiles, served: Tokenizer, reference: Any) -> None:
 def joins_with_token_types(files: ModelFiles) -> bool:
     """Whether the second text of a pair has tokens of type 1, which transformers hands to the model."""
     inputs = json.loads(files.tokenizer.get("tokenizer_config.json", b"{}")).get("model_input_names")
-    return (inputs is None or "token_type_ids" in inputs) and 1 in _served(files).encode("a", "b").type_ids
+    return (inputs is None or "token_type_ids" in inputs) and 1 in served_tokenizer(files).encode("a", "b").type_ids
 
 
 def tokens_of(files: ModelFiles, wanted: Sequence[int | str]) -> tuple[str, ...]:
     """The tokens of these ids or words. Raises CannotStart for an id or a word that the tokenizer does not have."""
-    tokenizer, found = _served(files), list[str]()
+    tokenizer, found = served_tokenizer(files), list[str]()
     for each in wanted:
         token = tokenizer.id_to_token(each) if isinstance(each, int) else each
         if token is None or tokenizer.token_to_id(token) is None:
@@ -104,7 +104,7 @@ def prompt_tokens(files: ModelFiles) -> tuple[tuple[int, ...], ...]:
 
     Raises CannotStart for a prompt whose last token depends on the text after it: it is not told apart.
     """
-    tokenizer, found = _served(files), set[tuple[int, ...]]()
+    tokenizer, found = served_tokenizer(files), set[tuple[int, ...]]()
     for prompt in filter(None, (files.query_prompt, files.document_prompt)):
         encoded = tokenizer.encode(prompt)
         count = len(encoded.ids) - (encoded.special_tokens_mask[-1] if encoded.ids else 0)
@@ -121,7 +121,8 @@ def prompt_tokens(files: ModelFiles) -> tuple[tuple[int, ...], ...]:
     return tuple(sorted(found, key=len, reverse=True))
 
 
-def _served(files: ModelFiles) -> Tokenizer:
+def served_tokenizer(files: ModelFiles) -> Tokenizer:
+    """The tokenizer that aggregators get, which neither cuts nor fills up. Raises CannotStart."""
     try:
         tokenizer = Tokenizer.from_buffer(files.tokenizer[TOKENIZER_FILE])
     except Exception as error:

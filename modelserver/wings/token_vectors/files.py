@@ -25,7 +25,8 @@ from modelserver.engines.pooling import (
     read_listed,
 )
 from modelserver.errors import CannotStart
-from modelserver.model_files import TOKENIZER_FILE, ModelFiles, gives_tokens, read_json, sentence_config
+from modelserver.model_files import ModelFiles, gives_tokens, read_json, sentence_config
+from modelserver.tokenizer_check import served_tokenizer
 from modelserver.wings.modules.layers import Normalize, read_dense, read_layer_norm, read_normalize
 from modelserver.wings.token_vectors.layers import Projection
 from protos.modelserver.v1 import modelserver_pb2 as pb
@@ -133,7 +134,7 @@ def _listed(files: ModelFiles, whole: Mapping[str, Any]) -> TokenVectors:
         prefixes={side: str(whole.get(f"{side}_prefix") or "") for side in _SIDES},
         lengths=lengths,
         expansion=expansion,
-        left_out=_ids(_tokenizer(files), words or ()),
+        left_out=_ids(served_tokenizer(files), words or ()),
         sides=sides,
     )
 
@@ -163,7 +164,7 @@ def _stanford(files: ModelFiles) -> TokenVectors:
         "attend": told.get("attend_to_mask_tokens"),
         "length": told.get("query_maxlen") or _USUAL_LENGTH,
     }
-    tokenizer = _tokenizer(files)
+    tokenizer = served_tokenizer(files)
     return _made(
         files,
         [dense],
@@ -183,7 +184,7 @@ def _stanford(files: ModelFiles) -> TokenVectors:
 
 def _bge_m3(files: ModelFiles, output: str) -> TokenVectors:
     """BGE-M3: a vector of each token but the first, or a weight of each that is not special."""
-    tokenizer = _tokenizer(files)
+    tokenizer = served_tokenizer(files)
     first, *_, last = tokenizer.encode("a").ids
     sparse = output == SPARSE
     name = "sparse_linear.pt" if sparse else "colbert_linear.pt"
@@ -213,7 +214,7 @@ def _made(
     sides: Collection[str],
     runs_padded: bool = False,
 ) -> TokenVectors:
-    tokenizer = _tokenizer(files)
+    tokenizer = served_tokenizer(files)
     if unknown := [side for side in sides if side not in _SIDES]:
         raise CannotStart(f"{files.path} leaves tokens out of {unknown[0]}: {' and '.join(_SIDES)} are known")
     prefix_ids, texts = dict[str, list[int]](), dict[str, str]()
@@ -260,16 +261,6 @@ def _expand(
 def _modules(layers: Sequence[Layer]) -> Modules:
     """The mean of a span of one token is the token's."""
     return Modules((Pooling.MEAN,), tuple(layers))
-
-
-def _tokenizer(files: ModelFiles) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_buffer(files.tokenizer[TOKENIZER_FILE])
-    except Exception as error:
-        raise CannotStart(f"the tokenizer of {files.path} cannot be loaded: {error}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def _prefix(tokenizer: Tokenizer, prefix: str) -> Iterator[int]:
