@@ -6,6 +6,7 @@ against the general way agrees.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from modelserver.engines.model_config import activated
 from modelserver.engines.modules import Rows, VectorModules, score_modules
 from modelserver.engines.vllm_internals import runner_of
 from modelserver.errors import ModelServerError, device_errors
+from modelserver.wings.direct.copies import to_cuda
 from modelserver.wings.direct.graphs.layout import Parts
 
 
@@ -70,18 +72,18 @@ class DirectEngine:
     def to_device(self, layout: Layout) -> DeviceStep:
         """Copy to the device and build the attention metadata."""
         with torch.inference_mode():
-            bounds_cpu, lengths_cpu = torch.from_numpy(layout.bounds), torch.from_numpy(layout.lengths)
-            bounds, lengths = self._copied(bounds_cpu), self._copied(lengths_cpu)
-            positions = self._copied(torch.from_numpy(layout.positions))
-            types = None if layout.token_types is None else self._copied(torch.from_numpy(layout.token_types))
+            sizes_cpu, rows = (torch.from_numpy(layout.bounds), torch.from_numpy(layout.lengths)), layout.rows
+            inputs = (torch.from_numpy(layout.token_ids), torch.from_numpy(layout.positions), *sizes_cpu)
+            types = None if layout.token_types is None else torch.from_numpy(layout.token_types)
+            places = (rows.first, rows.lengths, rows.segments, rows.left_out, rows.tokens)
+            token_ids, positions, bounds, lengths, types, *places = self.copied((*inputs, types, *places))
             longest = int(layout.lengths.max())
-            return DeviceStep(
-                token_ids=self._copied(torch.from_numpy(layout.token_ids)),
-                positions=positions,
-                rows=layout.rows.to(self.device),
-                token_types=types,
-                attention=self._attention((bounds, lengths), (bounds_cpu, lengths_cpu), positions, longest),
-            )
+            attention = self._attention((bounds, lengths), sizes_cpu, positions, longest)
+            return DeviceStep(token_ids, positions, Rows(*places), types, attention)
+
+    def copied(self, parts: Sequence[Any]) -> Sequence[Any]:
+        """Tensors of the host, or None, on the device: a GPU gets them by one copy."""
+        return parts if self.device.type == "cpu" else to_cuda(parts, self.device)
 
     def forward(self, step: DeviceStep) -> Matrix:
         """Run the model and pool, all queries at once."""
@@ -169,9 +171,6 @@ class DirectEngine:
     def close(self) -> None:
         self._core.close()
         del self._model, self._group, self._modules, self._config  # a reference to the engine does not keep the weights
-
-    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self.device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from opentelemetry.sdk.metrics.export import Metric
 
 from aggregator.errors import Code
-from aggregator.observability.metrics import Metrics
+from aggregator.observability.metrics import STEP_SECONDS, Metrics
 from aggregator.reports import gauges
 from aggregator.reports.gauges import GAUGES, OnLoop, Values, gauge_values
 from aggregator.request.request import Backlog
@@ -18,6 +19,7 @@ from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, SendReason, StepReport
 from aggregator.scheduler.work_item import Task
 from k8s.pod.metrics_buffer import Instrument, MetricsBuffer
+from modelserver.metrics import DURATION_BOUNDS_S
 from tests.support.faked_pipeline import DESCRIPTION, FakedPipeline, new_engine
 from tests.support.virtual_time import in_virtual_time
 
@@ -77,6 +79,15 @@ def test_a_batch_shows_its_size_its_fill_and_its_reason() -> None:
     assert shown["tokenbatch.batch.sends"][0].attributes == {"replica": "a:1", "reason": "full"}
     assert shown["tokenbatch.engine.duration"][0].sum == 0.02
     assert shown["tokenbatch.engine.idle"][0].value == 0.001
+
+
+@pytest.mark.parametrize("bounds_s", [STEP_SECONDS, DURATION_BOUNDS_S])
+def test_steps_of_a_gpu_are_told_apart_within_a_half(bounds_s: tuple[float, ...]) -> None:
+    assert list(bounds_s) == sorted(set(bounds_s))
+    short = [bound_s for bound_s in bounds_s if bound_s <= 0.004]
+    assert (short[0], short[-1]) == (0.0002, 0.004)
+    assert max(after / before for before, after in pairwise(short)) <= 1.5 + 1e-9
+    assert sum(bound_s < 0.00036 for bound_s in short) < sum(bound_s < 0.00046 for bound_s in short)
 
 
 def test_a_batch_is_an_embeddings_operation_by_the_conventions() -> None:

@@ -26,14 +26,15 @@ from modelserver.engines.engine import Launch  # noqa: E402
 from modelserver.modes import tasks_of  # noqa: E402
 from modelserver.registry import ENGINE_WINGS  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings, ModelSettings  # noqa: E402
-from modelserver.wings.direct.agreement import apart  # noqa: E402
+from modelserver.wings.direct import agreement  # noqa: E402
+from modelserver.wings.direct.copies import by_one_copy  # noqa: E402
 from modelserver.wings.direct.engine import Attention, DirectEngine  # noqa: E402
 from modelserver.wings.direct.graphs.device import Tensors  # noqa: E402
 from modelserver.wings.direct.graphs.engine import GraphedEngine, with_graphs  # noqa: E402
 from tests.integration.modelserver import model_families, run_modules, run_scoring, tiny_models  # noqa: E402
 from tests.integration.modelserver.run_engines import CACHE_BLOCKS, STEP_TOKENS  # noqa: E402
 from tests.integration.modelserver.several_engines import several_engines  # noqa: E402
-from tests.integration.modelserver.wings.direct.graph_devices import Immediate  # noqa: E402
+from tests.integration.modelserver.wings.direct.graph_devices import POISON_ID, Immediate  # noqa: E402
 
 LENGTHS: Mapping[str, list[int]] = {
     "full": [16] * 64,
@@ -55,6 +56,19 @@ class OnCpu(DirectEngine):
         taken = inputs.lengths > 0
         ends = torch.cat((torch.ones(1, dtype=torch.bool), taken))
         return super().attend(inputs._replace(bounds=inputs.bounds[ends], lengths=inputs.lengths[taken]), longest)
+
+
+class ByOneCopy(OnCpu):
+    """Its steps take the way to a GPU."""
+
+    copies = 0
+
+    def copied(self, parts: Sequence[Any]) -> Sequence[Any]:
+        def copy(buffer: torch.Tensor) -> torch.Tensor:
+            self.copies += 1
+            return buffer.clone()
+
+        return by_one_copy(parts, lambda size: torch.full((size,), POISON_ID, dtype=torch.int32), copy)
 
 
 def models(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, Path, Literal["auto", "embed"]]]:
@@ -83,9 +97,10 @@ def compared(path: Path, task: Literal["auto", "embed"]) -> dict[str, Any]:
     settings = ModelServerSettings(model=ModelSettings(path=str(path), task=task), engine=engine)
     files = model_files.read(path, "")
     core: Any = choice.build(settings, files, min(tasks_of(settings, files, ())), ENGINE_WINGS).engine
-    direct, counted = OnCpu(core), list[Launch]()
-    graphed = with_graphs(direct, Immediate(), counted.append)
-    found = {"sizes": graphed.facts.capture_sizes, "apart": differences(graphed, direct), "launches": counted}
+    direct, counted = ByOneCopy(core), list[Launch]()
+    graphed = with_graphs(OnCpu(core), Immediate(), counted.append)
+    apart = differences(graphed, direct)
+    found = {"sizes": graphed.facts.capture_sizes, "apart": apart, "launches": counted, "copies": direct.copies}
     graphed.close()
     return found
 
@@ -98,7 +113,7 @@ def differences(graphed: GraphedEngine, direct: DirectEngine) -> dict[str, float
         ids = rng.integers(5, facts.vocabulary_size, int(lengths.sum()), np.int32)
         second = lengths // 2 if facts.token_types else None
         ours, theirs = graphed.prepare(ids, lengths, second), direct.prepare(ids, lengths, second)
-        found[name] = apart(ours.execute(), theirs.execute(), facts)
+        found[name] = agreement.apart(ours.execute(), theirs.execute(), facts)
     return found
 
 

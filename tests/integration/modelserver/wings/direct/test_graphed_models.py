@@ -48,6 +48,7 @@ def test_full_and_partly_full_steps_are_as_without_graphs_in_any_order(found: Fo
     assert max(apart.values()) <= 1e-5, apart
     assert found[name]["sizes"] == SIZES
     assert found[name]["launches"] == ["graph"] * len(apart)
+    assert found[name]["copies"] == len(apart)  # of the eager engine, which they are compared with
 
 
 @pytest.mark.parametrize("name", PROMPTED)
