@@ -22,7 +22,7 @@ from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.demand_meter import DemandMeter
 from aggregator.pipeline.pipeline import Pipeline
-from aggregator.registry import DOORS, KINDS, PROGRESS, ROUTES, RUNNERS, SERVICES
+from aggregator.registry import DOORS, KINDS, PROGRESS, REPLICAS, ROUTES, RUNNERS, SERVICES
 from aggregator.replicas.discovery import Discovery, ReadyAggregators, Target
 from aggregator.replicas.pool import ModelServers
 from aggregator.reports.demand import DemandReport, DemandServer
@@ -369,6 +369,7 @@ def make_models(
         counting,
         known=known,
         service_level=service_levels(settings.sla),
+        replicas=REPLICAS,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from aggregator.admission.models import NewReplica
 from aggregator.pipeline.execute import Runner
 from aggregator.request.kind import Kind
 from aggregator.sources.embedding import EMBEDDING
@@ -11,6 +12,7 @@ from aggregator.sources.grpc.reading import RpcService
 from aggregator.sources.http.answer import Form
 from aggregator.sources.http.service import OpenRoutes
 from aggregator.sources.kafka.progress import OpenProgress
+from aggregator.wings.both.servers import mixed
 from aggregator.wings.generation.deltas import Deltas
 from aggregator.wings.generation.grpc import GenerationService
 from aggregator.wings.generation.http import open_routes as open_generation_routes
@@ -57,6 +59,11 @@ RUNNERS: Sequence[type[Runner]] = (
     SequenceRunner,
 )  # fmt: skip
 """Of batches that give no rows."""
+
+REPLICAS: Sequence[NewReplica] = (
+    mixed,
+)  # fmt: skip
+"""What is scheduled otherwise than a server of one task that gives rows."""
 
 PROGRESS: Sequence[OpenProgress] = (
     Deltas.opened,

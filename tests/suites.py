@@ -156,6 +156,7 @@ PURE = (
     "aggregator.admission.quotas",
     "aggregator.sources.kafka.answered",
     "aggregator.sources.kafka.offsets",
+    "aggregator.wings.both.replica",
     "aggregator.wings.sla.controller",
     "aggregator.wings.sla.sla",
     "modelserver.profile.saturation",

@@ -12,7 +12,6 @@ from aggregator.model_server import ModelServer, ServerDescription, differences
 from aggregator.request.request import Options, Request
 from aggregator.scheduler.budget import ServiceLevel
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
-from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.replica import Replica
 from aggregator.tokenizers.counting import Counting
 from aggregator.tokenizers.tokenizer import Tokenizer
@@ -25,9 +24,8 @@ _CONTROL_TEXT = "1"
 class ModelRevision:
     """One revision of a model for one task, while it has servers.
 
-    `in_flight`: its batches that are sent and not answered. `mixed`: replicas of servers that also generate. A
-    `retired` revision sends nothing more: `abandon` is to empty its queue at once. `known`: the rows that
-    need no computation.
+    `in_flight`: its batches that are sent and not answered. A `retired` revision sends nothing more: `abandon` is to
+    empty its queue at once. `known`: the rows that need no computation.
     """
 
     def __init__(
@@ -49,7 +47,6 @@ class ModelRevision:
         self.dispatcher = Dispatcher(f"{description.model}-{uuid.uuid4().hex[:8]}", policy, control_ids)
         self.slo = slo
         self.servers: dict[str, ModelServer] = {}
-        self.mixed: dict[str, MixedReplica] = {}
         self.in_flight: set[Batch] = set()
         self.retired = False
         self.usage = description.details.usage()
@@ -72,22 +69,13 @@ class ModelRevision:
     def add(self, server: ModelServer, replica: Replica) -> None:
         self.servers[replica.name] = server
         self.dispatcher.replicas[replica.name] = replica
-        if isinstance(replica, MixedReplica):
-            self.mixed[replica.name] = replica
         self._limit_inputs()
-
-    def observe_rooms(self) -> None:
-        for name, replica in self.mixed.items():
-            load = self.servers[name].load
-            if load is not None and load.embed_room_tokens is not None:
-                replica.observe_room(load.embed_room_tokens, load.running)
 
     def remove(self, server: ModelServer) -> None:
         """Remove a server, unless a newer one is at its address."""
         address = server.description.address
         if self.servers.get(address) is server:
             del self.servers[address], self.dispatcher.replicas[address]
-            self.mixed.pop(address, None)
             self._limit_inputs()
 
     def _limit_inputs(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import inf
@@ -14,10 +14,9 @@ from aggregator.admission.pending import Pending
 from aggregator.errors import UnknownModel, shown
 from aggregator.model_server import ModelServer, ServerDescription
 from aggregator.request.request import Request
-from aggregator.scheduler.budget import NewServiceLevel, StepLimits
+from aggregator.scheduler.budget import BudgetController, NewServiceLevel, StepLimits
 from aggregator.scheduler.dispatcher import DispatchPolicy
-from aggregator.scheduler.mixed_replica import MixedReplica
-from aggregator.scheduler.replica import Replica
+from aggregator.scheduler.replica import Replica, ReplicaPolicy
 from aggregator.scheduler.speed import UNMEASURED
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.tokenizers.counting import Counting
@@ -216,6 +215,19 @@ class ServedTask:
         return list(taken)
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The tokens that a batch may hold, and `of_backlog` while many wait; a `controller` may allow less."""
+
+    tokens: int
+    of_backlog: int
+    controller: BudgetController | None
+
+
+NewReplica = Callable[[ModelServer, ServerDescription, Budget, ReplicaPolicy], Replica | None]
+"""Makes the replica of a server that gives rows; None: it is an ordinary one. Used by `wings/both`."""
+
+
 class Models:
     """The configured models, by name and alias. `tasks`: those of all models."""
 
@@ -228,10 +240,11 @@ class Models:
         *,
         service_level: NewServiceLevel | None = None,
         known: Callable[[ServerDescription], KnownRows] | None = None,
+        replicas: Sequence[NewReplica] = (),
     ) -> None:
         """A `token_budget` overrides a `service_level`; without both it is the saturation point each server measured.
 
-        `known` makes what a revision knows of the rows that it gave.
+        `known` makes what a revision knows of the rows that it gave. The first of `replicas` that makes one does.
         """
         self._models = list(models)
         self.tasks = [served for model in self._models for served in model.tasks.values()]
@@ -240,6 +253,7 @@ class Models:
         self._service_level = service_level if token_budget is None else None
         self._counting = counting
         self._known = known
+        self._replicas = replicas
         self._by_name = {name: model for model in self._models for name in (model.name, *model.aliases)}
 
     def __iter__(self) -> Iterator[Model]:
@@ -287,7 +301,7 @@ class Models:
                 counting = self._counting(tokenizer)
                 model_revision = ModelRevision(description, tokenizer, counting, self._policy, slo=slo, known=known)
                 served.revisions[description.model_revision] = model_revision
-            replica = self._replica(description, model_revision)
+            replica = self._replica(server, description, model_revision)
             model_revision.add(server, replica)
             joined.append(served)
             replicas.append(replica)
@@ -295,25 +309,23 @@ class Models:
             replica.sibling = sibling if sibling is not replica else None
         return joined
 
-    def _replica(self, description: ServerDescription, model_revision: ModelRevision) -> Replica:
+    def _replica(self, server: ModelServer, description: ServerDescription, model_revision: ModelRevision) -> Replica:
         """A replica with its token budget: the setting, the measured one, or a controller where there is a target."""
         curve, capacity = description.curve or UNMEASURED, description.step_token_capacity
-        budget_controller, slo, policy = None, model_revision.slo, self._policy.replica
+        controller, slo, policy = None, model_revision.slo, self._policy.replica
         if slo is not None:
             limits = StepLimits(curve.saturation_point, capacity)
-            budget_controller = slo.controller(limits, curve.time_s)
-        budget = min(self._token_budget or curve.snapped(curve.saturation_point, capacity), capacity)
-        own = description.details.replica(description, budget, policy, model_revision.usage)
+            controller = slo.controller(limits, curve.time_s)
+        tokens = min(self._token_budget or curve.snapped(curve.saturation_point, capacity), capacity)
+        own = description.details.replica(description, tokens, policy, model_revision.usage)
         if own is not None:
             return own
         most = 0 if self._token_budget else curve.snapped(curve.backlog_tokens, capacity)
-        name, measured, beside = description.address, description.curve, description.beside
-        per_sequence_s = beside.details.sequence_s if beside is not None else None
-        if per_sequence_s is None:
-            return Replica(name, measured, budget, policy, budget_controller, capacity=most)
-        return MixedReplica(
-            name, measured, budget, policy, budget_controller, capacity=most, per_sequence_s=per_sequence_s
-        )
+        budget = Budget(tokens, most, controller)
+        for new in self._replicas:
+            if (replica := new(server, description, budget, policy)) is not None:
+                return replica
+        return Replica(description.address, description.curve, tokens, policy, controller, capacity=most)
 
     def leave(self, server: ModelServer) -> list[ServedTask]:
         """Remove a server; its revision stays until another one can serve the requests that wait for it."""

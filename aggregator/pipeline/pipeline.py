@@ -196,7 +196,6 @@ class Pipeline:
         """Send the due batches of one task of a model; returns when to look again (monotonic seconds)."""
         wake_s = self._expire_waiting(served, now_s)
         for model_revision in served.revisions.values():
-            model_revision.observe_rooms()
             due = model_revision.dispatcher.due(now_s, max_items=model_revision.query_capacity, draining=self._draining)
             for batch in due.batches:
                 replica, server = batch.replica, model_revision.servers[batch.replica.name]

@@ -124,14 +124,9 @@ class Replica:
         budget_controller: BudgetController | None = None,
         *,
         capacity: int = 0,
-        per_sequence_s: float = 0.0,
     ) -> None:
-        """`capacity`: tokens that a batch of a backlog may hold; 0: at most the budget.
-
-        `per_sequence_s`: the seconds that each decoding sequence adds to a step.
-        """
+        """`capacity`: tokens that a batch of a backlog may hold; 0: at most the budget."""
         self.name = name
-        self._per_sequence_s = per_sequence_s
         self.budget_controller = budget_controller
         self._usual = token_budget
         self._capacity = max(token_budget, capacity)

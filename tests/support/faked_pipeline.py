@@ -19,7 +19,7 @@ from aggregator.model_server import PoolMembers, ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.pipeline import Pipeline
-from aggregator.registry import RUNNERS
+from aggregator.registry import REPLICAS, RUNNERS
 from aggregator.request import request as requests
 from aggregator.request.request import Defaults, Failure, Receive, Request
 from aggregator.request.vector import Vector
@@ -143,7 +143,9 @@ class FakedPipeline:
         )
         self.embeds = self.model.tasks[Task.EMBED]
         dispatch = replace(DispatchPolicy(), **policy)
-        models = Models([self.model], dispatch, None, FakeCounting, known=known, service_level=service_level)
+        models = Models(
+            [self.model], dispatch, None, FakeCounting, known=known, service_level=service_level, replicas=REPLICAS
+        )
         self.metrics = Metrics(MetricsBuffer())
         self.pipeline = Pipeline(
             models,

@@ -28,7 +28,7 @@ from aggregator.model_server import ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.pipeline import Pipeline
-from aggregator.registry import DOORS, ROUTES, RUNNERS, SERVICES
+from aggregator.registry import DOORS, REPLICAS, ROUTES, RUNNERS, SERVICES
 from aggregator.request.request import Request
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.dispatcher import DispatchPolicy
@@ -138,6 +138,7 @@ async def listening(
         policy,
         None,
         Counting,
+        replicas=REPLICAS,
     )
     pool = FakePool(pooled, tokenizer())
     buffer = MetricsBuffer()

@@ -50,9 +50,13 @@ class GeneratingReplica(Replica):
         per_sequence_s: float = 0.0,
         capacity: int = 0,
     ) -> None:
-        """`capacity`: tokens of prompts that one batch may hold; 0: the budget. `length`: of its revision."""
+        """`capacity`: tokens of prompts that one batch may hold; 0: the budget. `length`: of its revision.
+
+        `per_sequence_s`: the seconds that each decoding sequence adds to a step.
+        """
         self.sequences = 0
-        super().__init__(name, curve, token_budget, policy, capacity=capacity, per_sequence_s=per_sequence_s)
+        super().__init__(name, curve, token_budget, policy, capacity=capacity)
+        self._per_sequence_s = per_sequence_s
         self.first_tokens_s = -inf
         self.kv_tokens = kv_tokens
         self._max_sequences = max_sequences

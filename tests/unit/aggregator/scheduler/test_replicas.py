@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.scheduler.budget import BudgetController
-from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.replica import Replica, StepReport
 from aggregator.scheduler.replica_choice import choose_replica
 from aggregator.scheduler.speed import UNMEASURED
@@ -187,14 +186,11 @@ def test_predictions_learn_from_the_whole_step_which_others_may_share() -> None:
     assert one.step_time_s(600) == pytest.approx(CURVE.time_s(600), rel=0.3)
 
 
-@pytest.mark.parametrize("kind", [Replica, MixedReplica])
 @pytest.mark.parametrize(("step_budget", "packed_for"), [(0, 100), (300, 300)])
-def test_a_replica_is_steered_by_the_whole_step_and_its_batchs_own_budget(
-    step_budget: int, packed_for: int, kind: type[Replica]
-) -> None:
+def test_a_replica_is_steered_by_the_whole_step_and_its_batchs_own_budget(step_budget: int, packed_for: int) -> None:
     """Neither by its own batch, which was a part of the step, nor by the budget of today."""
     controller = HeardController(100)
-    one = kind("a", CURVE, 100, POLICY, controller)
+    one = Replica("a", CURVE, 100, POLICY, controller)
     one.sent("1", 50, 5.0, step_budget)
     one.token_budget = 77
     one.ended("1", 5.064, report(600, 0.064))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 
 import pytest
 
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
-from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.replica import Replica, StepReport
 from aggregator.scheduler.work_item import Priority, Query
+from aggregator.wings.both.replica import MixedReplica
 from aggregator.wings.generation.replica import GeneratingReplica
 from tests.support.queries import packed
-from tests.support.replicas import CURVE, POLICY
+from tests.support.replicas import CURVE, POLICY, HeardController
 
 PER_SEQUENCE_S = 0.001
 
@@ -53,6 +54,38 @@ def test_the_answer_of_a_batch_reports_the_room() -> None:
     run_batch(server, 50, at_s=1.0, decoding=20, room=40)
     assert server.token_budget == 40
     assert server.step_time_s(40) == pytest.approx(CURVE.time_s(40) + 20 * PER_SEQUENCE_S)
+
+
+@dataclass(frozen=True)
+class Load:
+    """A server's load after a step."""
+
+    embed_room_tokens: int | None
+    running: int
+
+
+def test_the_newer_of_a_steps_load_and_an_answer_says_the_room() -> None:
+    steps: list[Load | None] = [None]
+    server = MixedReplica("a", CURVE, 100, POLICY, capacity=400, load=lambda: steps[-1])
+    budgets: list[int] = []
+    for load in (None, Load(None, 3), Load(30, 3)):
+        steps.append(load)
+        server.due_s(1.0)
+        budgets.append(server.token_budget)
+    run_batch(server, 30, at_s=2.0, decoding=3, room=70)
+    server.due_s(3.0)
+    budgets.append(server.token_budget)
+    steps.append(Load(50, 3))
+    server.due_s(4.0)
+    assert [*budgets, server.token_budget] == [100, 100, 30, 70, 50]
+
+
+def test_its_controller_hears_of_the_whole_step_and_of_the_batchs_budget() -> None:
+    controller = HeardController(100)
+    server = MixedReplica("a", CURVE, 100, POLICY, controller)
+    server.sent("1", 50, 5.0, 300)
+    server.ended("1", 5.064, StepReport(600, 0.064, 0, 0.0, 0.0))
+    assert controller.heard == [(600, 0.064, 300)]
 
 
 def test_decoding_beside_makes_steps_longer_and_the_server_no_slower() -> None:

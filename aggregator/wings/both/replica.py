@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from typing_extensions import override
 
-from aggregator.scheduler.replica import BatchOut, Replica, StepReport
+from aggregator.scheduler.budget import BudgetController
+from aggregator.scheduler.curve import Curve
+from aggregator.scheduler.replica import BatchOut, Replica, ReplicaPolicy, StepReport
 from aggregator.scheduler.work_item import Priority
+
+
+class Load(Protocol):
+    """A server's load after a step of generation."""
+
+    @property
+    def embed_room_tokens(self) -> int | None: ...
+
+    @property
+    def running(self) -> int: ...
+
+
+def _unknown() -> Load | None:
+    return None
 
 
 class MixedReplica(Replica):
@@ -21,13 +39,39 @@ class MixedReplica(Replica):
     time-out is shorter than `first_timeout_s`.
     """
 
-    _room_tokens: int | None = None
-    _decoding = 0
+    def __init__(
+        self,
+        name: str,
+        curve: Curve | None,
+        token_budget: int,
+        policy: ReplicaPolicy,
+        budget_controller: BudgetController | None = None,
+        *,
+        capacity: int = 0,
+        per_sequence_s: float = 0.0,
+        load: Callable[[], Load | None] = _unknown,
+    ) -> None:
+        """`per_sequence_s`: the seconds that each decoding sequence adds to a step. `load`: after the last step."""
+        self._per_sequence_s = per_sequence_s
+        self._room_tokens: int | None = None
+        self._decoding = 0
+        self._load = load
+        self._seen: Load | None = None
+        super().__init__(name, curve, token_budget, policy, budget_controller, capacity=capacity)
 
     def observe_room(self, room_tokens: int | None, decoding: int) -> None:
         """Note the tokens of embeddings that the next step holds (None: not known), beside `decoding` sequences."""
         self._room_tokens, self._decoding = room_tokens, decoding
         self._follow_budget()
+
+    @override
+    def due_s(self, now_s: float, priority: Priority = Priority.BACKGROUND) -> float:
+        load = self._load()
+        if load is not self._seen:
+            self._seen = load
+            if load is not None and load.embed_room_tokens is not None:
+                self.observe_room(load.embed_room_tokens, load.running)
+        return super().due_s(now_s, priority)
 
     @override
     def free_s(self, now_s: float, priority: Priority = Priority.BACKGROUND) -> float:

@@ -12,10 +12,10 @@ from aggregator.admission.models import OTHER_TASK_S
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerLost
 from aggregator.model_server import ServerDescription
 from aggregator.request.request import Defaults, Request
-from aggregator.scheduler.mixed_replica import MixedReplica
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.calls.calls import call_of
 from aggregator.sources.wire.message import parse
+from aggregator.wings.both.replica import MixedReplica
 from aggregator.wings.generation.costs import GenerationCosts
 from aggregator.wings.generation.generation import generation_of
 from aggregator.wings.generation.kind import GENERATION
