@@ -20,13 +20,13 @@ def cpu_s(pid: int) -> float:
 
 def family_cpu_s(pid: int) -> float:
     """The same of a process and all that it has started."""
-    process = psutil.Process(pid)
-    return sum(cpu_s(each.pid) for each in (process, *process.children(recursive=True)))
+    return sum(cpu_s(each.pid) for each in _family(pid))
 
 
 def threads_s(pid: int) -> dict[int, float]:
-    """Seconds of processor time of each thread of a process, by its id."""
-    return {each.id: each.user_time + each.system_time for each in psutil.Process(pid).threads()}
+    """Seconds of processor time of each thread of a process and of all that it has started, by its id."""
+    threads = (thread for process in _family(pid) for thread in process.threads())
+    return {each.id: each.user_time + each.system_time for each in threads}
 
 
 def pin(pid: int, cores: Sequence[int]) -> None:
@@ -50,3 +50,8 @@ class Used:
     @property
     def at_limit(self) -> bool:
         return self.busiest > LIMIT
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]

@@ -11,9 +11,8 @@ from typing import Any
 
 from tokenbatch_client import AsyncClient, DeadlineExceeded, TokenbatchError, Unavailable
 
-from aggregator.errors import ungrouped
 from loadtest.kit.tally import Tally, answer_of, code_of
-from loadtest.kit.traffic import Seconds, closed_loop, open_loop
+from loadtest.kit.traffic import closed_loop, open_loop
 
 _CONNECT_S = 10.0
 
@@ -27,6 +26,7 @@ class GrpcRun:
     """One run's way through gRPC: `concurrency` requests at a time, `per_call` queries in each.
 
     `options`: the client package's, of every request. `stream`: all on one EmbedStream instead of a call each.
+    `due_s`: when each call is due, in seconds from the start, however many are unanswered.
     """
 
     target: str
@@ -35,6 +35,7 @@ class GrpcRun:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     timeout_s: float = 60.0
     stream: bool = False
+    due_s: Sequence[float] = ()
 
 
 @asynccontextmanager
@@ -74,7 +75,10 @@ async def run(texts: Sequence[str], tally: Tally, plan: GrpcRun, on_progress: Ca
                 tally.record_answers(numbers, [answer_of(row) for row in found.rows], time.monotonic())
             on_progress()
 
-        await closed_loop(len(texts), plan.concurrency, plan.per_call, call)
+        if plan.due_s:
+            await open_loop(plan.due_s, plan.per_call, call)
+        else:
+            await closed_loop(len(texts), plan.concurrency, plan.per_call, call)
 
 
 async def _streams(
@@ -102,14 +106,3 @@ async def _streams(
                 raise GrpcRunError(f"the stream to {plan.target} ended before anything was sent: {error}") from error
             for number in sorted(waiting.intersection(range(first, tally.sent))):
                 tally.record_failed(range(number, number + 1), code_of(error), time.monotonic())
-
-
-async def at_rate(target: str, texts: Sequence[str], per_s: float, per_call: int = 1) -> tuple[Seconds, Seconds]:
-    """Call at a fixed rate, as open_loop. Raises GrpcRunError, or TokenbatchError when a call fails."""
-    with ungrouped(TokenbatchError):
-        async with connected(GrpcRun(target)) as client:
-
-            async def call(number: int) -> None:
-                await client.embed(texts[number * per_call : (number + 1) * per_call], errors="return")
-
-            return await open_loop(len(texts) // per_call, per_s, call)

@@ -11,20 +11,23 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.errors import ungrouped
 from loadtest.kit.tally import Answer, Tally
-from loadtest.kit.traffic import Seconds, closed_loop, open_loop
+from loadtest.kit.traffic import closed_loop, open_loop
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAIRun:
-    """One run: `concurrency` requests at a time on connections that last, `per_call` queries in each."""
+    """One run: `concurrency` requests at a time on connections that last, `per_call` queries in each.
+
+    `due_s`: when each call is due, in seconds from the start, however many are unanswered.
+    """
 
     url: str
     model: str
     concurrency: int = 16
     per_call: int = 1
     timeout_s: float = 60.0
+    due_s: Sequence[float] = ()
 
 
 async def run(texts: Sequence[str], tally: Tally, plan: OpenAIRun) -> None:
@@ -32,7 +35,7 @@ async def run(texts: Sequence[str], tally: Tally, plan: OpenAIRun) -> None:
 
     Vectors are asked for as base64, as OpenAI's own client does: it costs less than numbers in JSON.
     """
-    connector = aiohttp.TCPConnector(limit=plan.concurrency)
+    connector = aiohttp.TCPConnector(limit=0 if plan.due_s else plan.concurrency)
     timeout = aiohttp.ClientTimeout(total=plan.timeout_s)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, raise_for_status=True) as session:
 
@@ -44,7 +47,10 @@ async def run(texts: Sequence[str], tally: Tally, plan: OpenAIRun) -> None:
             vectors = [_vector(each["embedding"]) for each in found]
             tally.record_answers(numbers, [Answer(0, vector) for vector in vectors], time.monotonic())
 
-        await closed_loop(len(texts), plan.concurrency, plan.per_call, call)
+        if plan.due_s:
+            await open_loop(plan.due_s, plan.per_call, call)
+        else:
+            await closed_loop(len(texts), plan.concurrency, plan.per_call, call)
 
 
 def _vector(embedding: str | list[float]) -> NDArray[np.float32]:
@@ -52,17 +58,3 @@ def _vector(embedding: str | list[float]) -> NDArray[np.float32]:
     if isinstance(embedding, str):
         return np.frombuffer(b64decode(embedding), "<f4")
     return np.array(embedding, np.float32)
-
-
-async def at_rate(url: str, model: str, texts: Sequence[str], per_s: float) -> tuple[Seconds, Seconds]:
-    """Call at a fixed rate, as open_loop. Raises aiohttp.ClientError when one is not answered."""
-    with ungrouped(aiohttp.ClientError):
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector, raise_for_status=True) as session:
-
-            async def call(number: int) -> None:
-                wanted = {"model": model, "input": texts[number], "encoding_format": "base64"}
-                async with session.post(url, json=wanted) as response:
-                    await response.read()
-
-            return await open_loop(len(texts), per_s, call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -44,17 +44,10 @@ async def closed_loop(count: int, callers: int, per_call: int, call: Callable[[r
             tasks.create_task(call_on(), name=f"caller-{caller}")
 
 
-async def open_loop(count: int, per_s: float, call: Callable[[int], Awaitable[None]]) -> tuple[Seconds, Seconds]:
-    """Calls at a fixed rate, whether or not earlier ones are answered; seconds from the start to each, and of each."""
-    sent_s, latency_s = np.zeros(count), np.zeros(count)
+async def open_loop(due_s: Sequence[float], per_call: int, call: Callable[[range], Awaitable[None]]) -> None:
+    """Calls of `per_call` numbers each, so many seconds from now, whether or not earlier ones are answered."""
     began_s = time.monotonic()
-
-    async def one(number: int) -> None:
-        called_s = time.monotonic()
-        await call(number)
-        sent_s[number], latency_s[number] = called_s - began_s, time.monotonic() - called_s
-
     async with asyncio.TaskGroup() as tasks:
-        async for numbers in paced(count, per_s, 1):
-            tasks.create_task(one(numbers.start))
-    return sent_s, latency_s
+        for number, at_s in enumerate(due_s):
+            await asyncio.sleep(max(0.0, at_s - (time.monotonic() - began_s)))
+            tasks.create_task(call(range(number * per_call, (number + 1) * per_call)))

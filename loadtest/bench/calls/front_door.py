@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from loadtest.bench import peers
+from loadtest.bench.callers import Load, Turn
 from loadtest.bench.figures import Figure
 from loadtest.bench.quality import quality
 from loadtest.bench.setting import Plan
-from loadtest.bench.sides import Load, Side, Turn, both_sides, paused, ratio, timed, usual
+from loadtest.bench.sides import Side, both_sides, paused, ratio, timed, usual
 from loadtest.bench.turns import Medians
 
 NAME = "P1"

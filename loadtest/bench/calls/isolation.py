@@ -12,21 +12,20 @@ from itertools import count
 from multiprocessing import get_context
 from multiprocessing.context import SpawnProcess
 from multiprocessing.sharedctypes import Synchronized
+from typing import Any
 
 import aiohttp
 import numpy as np
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from tokenbatch_client import TokenbatchError
 from typing_extensions import override
 
-from aggregator.errors import ungrouped
+from loadtest.bench.callers import Callers, Load, Turn, callers, run_of
 from loadtest.bench.figures import Figure
 from loadtest.bench.peers import Peer, infinity, vllm_embeddings
+from loadtest.bench.processor import LIMIT
 from loadtest.bench.setting import PARTITIONS, Plan, Setting, create_topics, fill, kafka, texts
-from loadtest.bench.sides import Load, OpenAI, Ours, dtype_of
+from loadtest.bench.sides import OpenAI, Ours, dtype_of
 from loadtest.bench.turns import Medians
-from loadtest.kit import openai
-from loadtest.kit.grpc import at_rate
 from loadtest.kit.traffic import Seconds
 from loadtest.options import unique
 from loadtest.questions import bundled_questions
@@ -56,9 +55,11 @@ _TEXTS = 1_000
 _VLLM_FIELDS = {"priority": 1, "truncate_prompt_tokens": 256}
 """Documents go after questions, whose priority is 0; its server refuses what is longer than MiniLM takes."""
 _POLL_S = 0.1
+_UNITS = {"kept": "share", "_cores": "cores", "_thread": "cores"}
+"""Of figures, by the end of their names."""
 
-Latencies = dict[str, Seconds]
-"""Of each door, in seconds."""
+_DOORS = {"grpc": False, "http": True}
+"""Whether OpenAI's API is spoken there."""
 
 
 class _Tested(ABC):
@@ -70,11 +71,24 @@ class _Tested(ABC):
         self.side = side
         self.http = http
 
-    async def ask(self, per_s: float, seconds: float) -> Latencies:
-        """Questions at this rate through every door, which share it."""
-        questions = texts(int(per_s * seconds))
-        _, latency_s = await openai.at_rate(self.http, MODEL, questions, per_s)
-        return {"http": latency_s}
+    @property
+    def doors(self) -> Mapping[str, str]:
+        """The address of each door."""
+        return {"http": self.http}
+
+    def ask(self, calling: Callers, per_s: float, seconds: float) -> tuple[Turn, Mapping[str, Seconds]]:
+        """Questions at this rate through every door, which share it; the latencies of each. Raises StackError.
+
+        A call of one door is due between two of the other one: at the same moment they would wait for each other.
+        """
+        questions, count = texts(int(per_s * seconds)), len(self.doors)
+        told: list[Mapping[str, Any]] = []
+        for number, (door, target) in enumerate(self.doors.items()):
+            inputs = questions[number::count]
+            due_s = (np.arange(number, len(questions), count) / per_s).tolist()
+            told.append(run_of(target, Load(http=_DOORS[door], due_s=due_s, inputs=inputs)))
+        turn, latency_s = calling.turns(told, self.side.parts)
+        return turn, dict(zip(self.doors, latency_s, strict=True))
 
     def flood(self) -> _Callers:
         """Another tenant's questions, as many as go."""
@@ -107,20 +121,10 @@ class _OursTested(_Tested):
         topics = self._requests, self._replies
         return _OursTested(asked, http, self._setting, topics, self._documents, name=name)
 
+    @property
     @override
-    async def ask(self, per_s: float, seconds: float) -> Latencies:
-        questions = texts(int(per_s * seconds))
-        half = len(questions) // 2
-
-        async def between() -> Seconds:
-            """One over HTTP between two by gRPC: at the same moment they would wait for each other."""
-            await asyncio.sleep(1 / per_s)
-            return (await openai.at_rate(self.http, MODEL, questions[half:], per_s / 2))[1]
-
-        (_, by_grpc_s), over_http_s = await asyncio.gather(
-            at_rate(self._address, questions[:half], per_s / 2), between()
-        )
-        return {"grpc": by_grpc_s, "http": over_http_s}
+    def doors(self) -> Mapping[str, str]:
+        return {"grpc": self._address, "http": self.http}
 
     @override
     @contextmanager
@@ -221,23 +225,27 @@ def _call_on(calls: _Calls, done: Synchronized[int]) -> None:
 
 def measure(plan: Plan) -> list[Figure]:
     """Ours, then each peer, in the same run; every phase of a side as often as there are repeats."""
+    with callers(plan.folder) as calling:
+        return _measured(plan, calling)
+
+
+def _measured(plan: Plan, calling: Callers) -> list[Figure]:
     found: dict[str, list[float]] = {}
     with kafka(plan) as setting:
         server = ModelServer(plan.folder / "modelserver.log", settings={"PROFILE__CACHE": str(plan.profiles)})
         with server:
             dtype = dtype_of(server)
             for _ in range(plan.repeats):
-                with _ours(setting, server, dtype) as ours:
-                    _turn(ours, plan, found)
-                with _ours_apart(setting, server, dtype) as ours:
-                    _turn(ours, plan, found)
+                for opened in (_ours, _ours_apart):
+                    with opened(setting, server, dtype) as ours:
+                        _turn(ours, calling, plan, found)
     peers = [("vllm", vllm_embeddings(plan.folder, dtype, priorities=True), _VLLM_FIELDS)]
     if installed("peers-infinity"):
         peers.append(("infinity", infinity(plan.folder, dtype), {}))
     for name, peer, fields in peers:
         with peer:
             for _ in range(plan.repeats):
-                _turn(_PeerTested(name, peer, fields), plan, found)
+                _turn(_PeerTested(name, peer, fields), calling, plan, found)
     return figures(found, plan.repeats, f"MiniLM {dtype}, phases of {plan.turn_share * _SECONDS:g} s")
 
 
@@ -263,26 +271,35 @@ def _ours_apart(setting: Setting, server: ModelServer, dtype: str) -> Generator[
         yield ours.apart("ours_apart", Ours(asked, server, dtype), http)
 
 
-def _turn(tested: _Tested, plan: Plan, found: dict[str, list[float]]) -> None:
+def _turn(tested: _Tested, calling: Callers, plan: Plan, found: dict[str, list[float]]) -> None:
     """All phases of one side. Raises StackError when a call fails."""
 
     def note(figure: str, value: float) -> None:
         found.setdefault(f"{tested.name}_{figure}", []).append(value)
         ERRORS.print(f"{NAME}: {tested.name}_{figure} {value:.4g}")
 
+    def cores(phase: str, turn: Turn) -> None:
+        """Note those of each process, and of its busiest thread."""
+        for (figure, unit), value in turn.figures().items():
+            if unit == "cores":
+                note(f"{phase}_{figure}", value)
+
     seconds = plan.turn_share * _SECONDS
     calls = max(_CALLERS, round(plan.turn_share * _CAPACITY_CALLS))
-    tested.side.turn(Load(_CALLERS), calls // 4)
-    capacity_per_s = tested.side.turn(Load(_CALLERS), calls).queries_per_s
+    tested.side.turn(calling, Load(_CALLERS), calls // 4)
+    turn = tested.side.turn(calling, Load(_CALLERS), calls)
+    capacity_per_s = turn.queries_per_s
     note("capacity", capacity_per_s)
+    cores("capacity", turn)
     rates = {"few": _FEW_PER_S, "many": _SHARE * capacity_per_s}
 
     def questions(phase: str, load: str) -> float:
         """Note their latencies; how many documents a second were embedded meanwhile."""
-        _asked(tested, rates[load], seconds / 6)
+        tested.ask(calling, rates[load], seconds / 6)
         before, began_s = tested.embedded(), time.monotonic()
-        doors = _asked(tested, rates[load], seconds)
+        turn, doors = tested.ask(calling, rates[load], seconds)
         documents_per_s = (tested.embedded() - before) / (time.monotonic() - began_s)
+        cores(f"{load}_{phase}", turn)
         for door, latency_s in doors.items():
             for percent in (50, 99):
                 note(f"{load}_{door}_p{percent}_{phase}", float(np.percentile(latency_s, percent)) * 1e3)
@@ -303,21 +320,13 @@ def _turn(tested: _Tested, plan: Plan, found: dict[str, list[float]]) -> None:
             note(f"{load}_work_kept", beside_per_s / alone_per_s + per_s / capacity_per_s)
 
 
-def _asked(tested: _Tested, per_s: float, seconds: float) -> Latencies:
-    kinds = (aiohttp.ClientError, TokenbatchError, TimeoutError)
-    try:
-        with ungrouped(*kinds):
-            return asyncio.run(tested.ask(per_s, seconds))
-    except kinds as error:
-        raise StackError(f"a call failed: {error!r}") from error
-
-
 def figures(found: Mapping[str, Sequence[float]], repeats: int, notes: str) -> list[Figure]:
     """Medians; of each load and door the ratio of p99 beside and alone, turn by turn."""
     medians = Medians(NAME, repeats, notes, _bounds(found))
     shown: list[Figure] = []
     for name, values in found.items():
-        unit = "ms" if "_p50_" in name or "_p99_" in name else "share" if name.endswith("kept") else "1/s"
+        unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), "1/s")
+        unit = "ms" if "_p50_" in name or "_p99_" in name else unit
         shown.append(medians.of(name, unit, values))
         alone, _, beside = name.rpartition("_beside_")
         if "_p99_beside_" in name:
@@ -328,7 +337,8 @@ def figures(found: Mapping[str, Sequence[float]], repeats: int, notes: str) -> l
 def _bounds(found: Mapping[str, Sequence[float]]) -> dict[str, str]:
     ours = [name for name in found if name.startswith("ours_")]
     ratios = {name.replace("_beside_", "_") + "_over_alone": "≤ 2" for name in ours if "_p99_beside_" in name}
-    return {**ratios, **{name: "≥ 0.9" for name in ours if name.endswith("kept")}}
+    pace = {name: f"≤ {LIMIT}" for name in found if name.endswith("callers_thread")}
+    return {**ratios, **pace, **{name: "≥ 0.9" for name in ours if name.endswith("kept")}}
 
 
 def _documents(number: int) -> list[str]:

@@ -9,30 +9,25 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import product
-from operator import attrgetter
 from pathlib import Path
-from statistics import median
 
 from rich.table import Table
 
-from loadtest.bench.asked import Asked, asked
+from loadtest.bench.callers import Callers, Load, Turn, callers
 from loadtest.bench.figures import Figure
-from loadtest.bench.processor import LIMIT, Used, pin, threads_s
+from loadtest.bench.processor import pin
 from loadtest.bench.setting import Plan
 from loadtest.screen import ERRORS, plain_table
-from loadtest.stack.errors import StackError
 from loadtest.stack.instant_modelserver import MODEL
 from loadtest.stack.service import Aggregator, ModelServer, without_kafka
 
 BENCH = "gpu-front"
 _WARM_UP, _MOST = 200, 30_000  # questions
-_START_S, _TURN_S = 0.2, 2.0
+_TURN_S = 2.0
 _CORES = 2  # of each of several model servers: processes that share a GPU stand in each other's way without
-_CALLER = "loadtest.bench.programs.caller"
 Parts = tuple[list[ModelServer], list[Aggregator]]
 GRAPHS: Mapping[str, Mapping[str, str]] = {
     "eager": {"ENGINE__GRAPHS": "off"},
@@ -62,18 +57,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of a shape: rates and times, and cores by process; of each kind the process with the busiest thread."""
+    """What came of a shape."""
 
     shape: Shape
-    queries_per_s: float
-    p50_s: float
-    p99_s: float
-    used: Mapping[str, Used]
-
-    @property
-    def marked(self) -> bool:
-        """Whether the load generator set the pace."""
-        return self.used["callers"].at_limit
+    turn: Turn
 
 
 def shapes(servers: Sequence[int], aggregators: Sequence[int]) -> Iterator[Shape]:
@@ -91,16 +78,12 @@ def measure(plan: Plan, servers: Sequence[int], aggregators: Sequence[int], unti
     """Those that are begun before `until_s`."""
     wanted = list(shapes(servers, aggregators))
     found: list[Run] = []
-    with ExitStack() as programs:
-        callers = [
-            programs.enter_context(asked([_CALLER, str(number)], plan.folder / f"caller{number}.log"))
-            for number in range(max(shape.processes for shape in wanted))
-        ]
+    with callers(plan.folder, max(shape.processes for shape in wanted)) as calling:
         for engine, count in product(GRAPHS, servers):
             these = [each for each in wanted if (each.engine, each.servers) == (engine, count)]
             with _running(plan.folder, engine, count, max(each.aggregators for each in these)) as parts:
                 timely = (each for each in these if time.monotonic() < until_s)
-                found.extend(_run(each, callers, *parts, _TURN_S * plan.turn_share) for each in timely)
+                found.extend(_run(each, calling, *parts, _TURN_S * plan.turn_share) for each in timely)
     return found
 
 
@@ -122,74 +105,40 @@ def _running(folder: Path, engine: str, servers: int, aggregators: int) -> Gener
 
 
 def _run(
-    shape: Shape, callers: Sequence[Asked], servers: Sequence[ModelServer], fronts: Sequence[Aggregator], seconds: float
-) -> Run:
-    once = _asked(shape, callers, servers, fronts, _WARM_UP)
-    count = min(_MOST, max(_WARM_UP, shape.callers, round(once.queries_per_s * seconds)))
-    run = _asked(shape, callers, servers, fronts, count)
-    mark = " (MARKED: a thread of the callers is at its limit)" if run.marked else ""
-    ERRORS.print(f"{shape.label}: {run.queries_per_s:,.0f}/s{mark}", highlight=False)
-    return run
-
-
-def _asked(
-    shape: Shape, callers: Sequence[Asked], servers: Sequence[ModelServer], fronts: Sequence[Aggregator], count: int
+    shape: Shape, calling: Callers, servers: Sequence[ModelServer], fronts: Sequence[Aggregator], seconds: float
 ) -> Run:
     """Each process of callers asks one aggregator its part of the questions."""
-    fronts, callers = fronts[: shape.aggregators], callers[: shape.processes]
-    addresses = [each.http_address if shape.door == "http" else each.address for each in fronts]
-    told = [
-        {
-            "door": shape.door,
-            "target": addresses[number % len(addresses)],
-            "callers": max(1, shape.callers // shape.processes),
-            "per_call": shape.per_call,
-            "count": max(1, count // shape.processes),
-            "at": time.time() + _START_S,
-        }
-        for number in range(shape.processes)
-    ]
-    parts = {"aggregators": fronts, "model servers": servers}
-    before = {part.pid: threads_s(part.pid) for group in parts.values() for part in group}
-    began = time.monotonic()
-    with ThreadPoolExecutor(len(callers)) as pool:
-        said = list(pool.map(lambda each, one: each.ask(one), callers, told))
-    took_s = time.monotonic() - began - _START_S
-    if failed := sum(each["failed"] for each in said):
-        raise StackError(f"{failed} questions failed: {shape.label}")
-    used: dict[str, Used] = {}
-    for name, group in parts.items():
-        each_used = (Used.between(before[part.pid], threads_s(part.pid), took_s) for part in group)
-        used[name] = max(each_used, key=attrgetter("busiest"))
-    used["callers"] = max((Used(each["cores"], each["busiest"]) for each in said), key=attrgetter("busiest"))
-    span_s = max(each["ended"] for each in said) - min(each["began"] for each in said)
-    rate = sum(each["answered"] for each in said) / span_s
-    return Run(shape, rate, median(each["p50_s"] for each in said), max(each["p99_s"] for each in said), used)
+    fronts, http = fronts[: shape.aggregators], shape.door == "http"
+    targets = [f"http://{each.http_address}/v1/embeddings" if http else each.address for each in fronts]
+    parts = {"aggregator": fronts, "model_server": servers}
+    load = Load(shape.callers, shape.per_call, http=http)
+
+    def turn(count: int) -> Turn:
+        return calling.turn(targets, load, count, parts, shape.processes)
+
+    found = turn(min(_MOST, max(_WARM_UP, shape.callers, round(turn(_WARM_UP).queries_per_s * seconds))))
+    ERRORS.print(f"{shape.label}: {found.said}", highlight=False)
+    return Run(shape, found)
 
 
 def figures(runs: Sequence[Run]) -> Iterator[Figure]:
     for run in runs:
-        notes = run.shape.label + (f", callers' thread above {LIMIT} cores" if run.marked else "")
-        name = f"{run.shape.engine}_{run.shape.servers}x{run.shape.aggregators}_{run.shape.door}_{run.shape.callers}"
-        yield Figure(BENCH, f"{name}_throughput", run.queries_per_s, "query/s", 1, notes)
-        yield Figure(BENCH, f"{name}_p50", 1e3 * run.p50_s, "ms", 1, notes)
-        yield Figure(BENCH, f"{name}_p99", 1e3 * run.p99_s, "ms", 1, notes)
-        for part, used in run.used.items():
-            yield Figure(BENCH, f"{name}_busiest_thread_of_{part.replace(' ', '_')}", used.busiest, "cores", 1, notes)
+        shape = run.shape
+        name = f"{shape.engine}_{shape.servers}x{shape.aggregators}_{shape.door}_{shape.callers}"
+        for (figure, unit), value in run.turn.figures().items():
+            yield Figure(BENCH, f"{name}_{figure}", value, unit, 1, shape.label + run.turn.mark)
 
 
 def table(runs: Sequence[Run]) -> Table:
     """A row for each run: of each kind of process the cores of the busiest one, and of its busiest thread."""
-    parts = ("callers", "aggregators", "model servers")
-    shown = plain_table(
-        "engine", "servers", "aggregators", "door", "callers", "questions/s", "p50 ms", "p99 ms", *parts
-    )
+    columns = ("questions/s", "p50 ms", "p99 ms", "callers' cores", "aggregator", "model server")
+    shown = plain_table("engine", "servers", "aggregators", "door", "callers", *columns)
     for run in runs:
-        shape = run.shape
-        cores = (f"{run.used[part].cores:.2f} ({run.used[part].busiest:.2f})" for part in parts)
-        shown.add_row(
-            shape.engine, str(shape.servers), str(shape.aggregators), shape.door, str(shape.callers),
-            f"{run.queries_per_s:,.0f}{' !' if run.marked else ''}", f"{1e3 * run.p50_s:.1f}", f"{1e3 * run.p99_s:.1f}",
-            *cores,
-        )  # fmt: skip
+        shape, turn = run.shape, run.turn
+        busiest = map(turn.busiest, ("callers", "aggregator", "model_server"))
+        cores = (f"{each.cores:.2f} ({each.busiest:.2f})" for each in busiest)
+        rate = f"{turn.queries_per_s:,.0f}{' !' if turn.marked else ''}"
+        times = (f"{1e3 * each:.1f}" for each in (turn.p50_s, turn.p99_s))
+        what = (shape.engine, shape.servers, shape.aggregators, shape.door, shape.callers)
+        shown.add_row(*map(str, what), rate, *times, *cores)
     return shown

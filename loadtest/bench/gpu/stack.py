@@ -6,25 +6,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from loadtest.bench.asked import Asked, asked
+from loadtest.bench.callers import Load, Turn
 from loadtest.bench.figures import Figure
 from loadtest.bench.peers import tei
 from loadtest.bench.records import kafka_through
 from loadtest.bench.setting import Plan, backlog
-from loadtest.bench.sides import (
-    Load,
-    OpenAI,
-    Ours,
-    Servers,
-    Side,
-    Theirs,
-    Turn,
-    awake,
-    both_servers,
-    paused,
-    ratio,
-    timed,
-    usual,
-)
+from loadtest.bench.sides import OpenAI, Ours, Servers, Side, Theirs, awake, both_servers, paused, ratio, timed, usual
 from loadtest.bench.turns import Medians
 from loadtest.screen import ERRORS
 from loadtest.stack.errors import StackError

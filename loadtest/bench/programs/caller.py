@@ -1,7 +1,4 @@
-"""A process of callers: each line on stdin is a run, each line on stdout what came of it.
-
-`python -m loadtest.bench.programs.caller NUMBER`: its questions are others than those of other numbers.
-"""
+"""A process of callers: each line on stdin is a run, each line on stdout what came of it."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,32 +21,32 @@ from loadtest.kit.tally import Tally
 from loadtest.stack.instant_modelserver import MODEL
 
 
-def called(number: int, told: dict[str, Any]) -> dict[str, Any]:
-    """Ask `count` questions of `target` by `door`, `callers` at a time, `per_call` in each, from time `at` on."""
-    questions = [f"{number} {each}" for each in texts(told["count"])]
-    tally = Tally(np.arange(len(questions), dtype=np.int64), keep_embeddings=False)
+def called(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask a part of `count` questions of `target`, `callers` at a time or when they are due, from time `at` on."""
+    part, parts = told["part"]
+    inputs = told["inputs"] or texts(told["count"])[part::parts]
+    tally = Tally(np.arange(len(inputs), dtype=np.int64), keep_embeddings=False)
+    how = {"concurrency": told["callers"], "per_call": told["per_call"], "due_s": told["due_s"]}
     while time.time() < told["at"]:
         time.sleep(0.001)
     before, began = threads_s(os.getpid()), time.time()
-    if told["door"] == "http":
-        url = f"http://{told['target']}/v1/embeddings"
-        asyncio.run(openai.run(questions, tally, OpenAIRun(url, MODEL, told["callers"], told["per_call"])))
+    if told["http"]:
+        asyncio.run(openai.run(inputs, tally, OpenAIRun(told["target"], MODEL, **how)))
     else:
-        run = GrpcRun(told["target"], told["callers"], told["per_call"])
-        asyncio.run(grpc.run(questions, tally, run, lambda: None))
+        asyncio.run(grpc.run(inputs, tally, GrpcRun(told["target"], stream=told["stream"], **how), lambda: None))
     ended, summary = time.time(), tally.summary()
     used = Used.between(before, threads_s(os.getpid()), ended - began)
     return {
-        "answered": summary.replies, "failed": summary.lost + sum(summary.errors.values()),
-        "p50_s": summary.latency_s.get("p50", 0.0), "p99_s": summary.latency_s.get("p99", 0.0),
-        "began": began, "ended": ended, "cores": used.cores, "busiest": used.busiest,
+        "answered": summary.replies, "failed": summary.lost + sum(summary.errors.values()), "errors": summary.errors,
+        "latency_s": tally.latencies_s.round(6).tolist(), "began": began, "ended": ended,
+        "cores": used.cores, "busiest": used.busiest,
     }  # fmt: skip
 
 
 def main() -> None:
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(called(int(sys.argv[1]), json.loads(line))), flush=True)
+        print(json.dumps(called(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from loadtest.bench.callers import Callers, Load, Turn
 from loadtest.bench.gpu.engines import Engine
 from loadtest.bench.gpu.front import Run, Shape, figures, shapes, table
 from loadtest.bench.gpu.verdicts import equal_sums, full_graphs
 from loadtest.bench.processor import Used
-from loadtest.bench.sides import Turn
+from loadtest.bench.sides import usual
+from loadtest.bench.turns import Medians
 from loadtest.screen import wide
 
 SHAPE = Shape("graphs", 2, 4, 8, 1024)
-RUN = Run(
-    SHAPE,
+TURN = Turn(
     4000.0,
-    0.02,
-    0.05,
-    {"callers": Used(0.9, 0.5), "aggregators": Used(1.2, 1.0), "model servers": Used(0.8, 0.7)},
+    np.array([0.01, 0.02, 0.05]),
+    12.5,
+    {
+        "callers": [Used(0.9, 0.5)],
+        "aggregator": [Used(0.4, 0.3), Used(1.2, 1.0)],
+        "model_server": [Used(0.8, 0.7)],
+    },
 )
-LIMITED = replace(RUN, used={**RUN.used, "callers": Used(1.0, 0.95)})
+RUN = Run(SHAPE, TURN)
+LIMITED = replace(RUN, turn=replace(TURN, used={**TURN.used, "callers": [Used(1.6, 0.95)]}))
 
 
 def test_the_cores_of_a_process_are_divided_among_its_threads() -> None:
@@ -31,15 +39,60 @@ def test_the_cores_of_a_process_are_divided_among_its_threads() -> None:
 
 
 def test_a_run_whose_callers_are_at_their_limit_is_marked() -> None:
-    assert not RUN.marked
-    assert LIMITED.marked
-    found = {figure.figure: figure for figure in figures([LIMITED])}
-    assert found["graphs_2x4_grpc_1024_throughput"].value == 4000.0
-    assert found["graphs_2x4_grpc_1024_busiest_thread_of_model_servers"].value == 0.7
-    assert all("callers' thread above 0.9 cores" in figure.notes for figure in found.values())
+    assert not TURN.marked
+    assert TURN.said == "4,000/s"
+    assert LIMITED.turn.said == "4,000/s (MARKED: a thread of the callers is above 0.9 cores)"
+    assert all(figure.notes.endswith("above 0.9 cores)") for figure in figures([LIMITED]))
     assert not any("above" in figure.notes for figure in figures([RUN]))
-    assert Turn(100.0, 0.1, 0.2, 5.0, 0.95).said == "100/s (load generator at its limit)"
-    assert Turn(100.0, 0.1, 0.2, 5.0, 0.85).said == "100/s"
+
+
+def test_figures_of_calls_have_the_cores_of_each_process_and_its_busiest_thread() -> None:
+    found = {figure.figure.removeprefix("graphs_2x4_grpc_1024_"): figure.value for figure in figures([RUN])}
+    assert found == {
+        "throughput": 4000.0,
+        "p50": 20.0,
+        "p99": pytest.approx(49.4),
+        "server_cpu": 12.5,
+        "callers_cores": 0.9,
+        "callers_thread": 0.5,
+        "model_server_cores": 0.8,
+        "model_server_thread": 0.7,
+        "aggregator1_cores": 0.4,
+        "aggregator1_thread": 0.3,
+        "aggregator2_cores": 1.2,
+        "aggregator2_thread": 1.0,
+    }
+    usually = usual({"ours_64": [TURN, LIMITED.turn]}, Medians("P1", 2, "notes"))
+    assert {figure.figure.removeprefix("ours_64_") for figure in usually} == set(found)
+    assert all("MARKED" in figure.notes for figure in usually)
+
+
+class Told:
+    """A process that notes what it is told, and answers at once."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+
+    def ask(self, what: dict[str, Any]) -> dict[str, Any]:
+        self.told.append(what)
+        seen = {"answered": 10, "failed": 0, "errors": {}, "latency_s": [0.1] * 10, "cores": 0.5, "busiest": 0.4}
+        return {**seen, "began": 1.0, "ended": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("load", "processes", "callers"),
+    [(Load(64), 3, 21), (Load(2), 2, 1), (Load(64, stream=True), 1, 64), (Load(due_s=[0.1, 0.2, 0.3, 0.4]), 3, 1)],
+)
+def test_processes_of_callers_share_a_load(load: Load, processes: int, callers: int) -> None:
+    each: list[Any] = [Told() for _ in range(3)]
+    turn = Callers(each).turn(["a", "b"], load, 30, {})
+    told = [process.told[0] for process in each if process.told]
+    assert [one["target"] for one in told] == ["a", "b", "a"][:processes]
+    assert {one["callers"] for one in told} == {callers}
+    assert [one["part"] for one in told] == [(number, processes) for number in range(processes)]
+    assert sorted(due_s for one in told for due_s in one["due_s"]) == list(load.due_s)
+    assert turn.queries_per_s == 5.0 * processes
+    assert turn.used["callers"] == [Used(0.5 * processes, 0.4)]
 
 
 def test_the_table_has_the_busiest_thread_of_each_kind_of_process() -> None:
