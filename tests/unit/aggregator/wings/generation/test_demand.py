@@ -16,7 +16,7 @@ from tests.support.fake_source import any_request
 from tests.support.faked_pipeline import MODEL
 from tests.support.virtual_time import ManualClock, in_virtual_time
 from tests.unit.aggregator.observability.test_demand import _NOWHERE, report
-from tests.unit.aggregator.wings.generation.test_two_tasks import faked_of, generated, server
+from tests.unit.aggregator.wings.generation.generators import faked_of, generated, server
 
 TEXT: dict[str, Any] = {"kind": GENERATION, "details": Generation(Sampling())}
 

@@ -42,7 +42,7 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.fake_source import GRPC, KAFKA
 from tests.support.faked_pipeline import DESCRIPTION, MODEL, FakedPipeline
 from tests.support.virtual_time import in_virtual_time
-from tests.unit.aggregator.wings.generation.test_two_tasks import Words
+from tests.unit.aggregator.wings.generation.generators import Words
 
 FIXED_S, PER_TOKEN_S, BETWEEN_S = 0.01, 1e-4, 0.05
 STEP_S = 0.8 * BETWEEN_S
