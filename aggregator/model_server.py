@@ -12,7 +12,7 @@ import numpy.typing as npt
 from aggregator.scheduler.curve import Curve
 from aggregator.scheduler.dispatcher import Batch, DispatchPolicy
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
-from aggregator.scheduler.work_item import ID_BYTES, Priority, Task
+from aggregator.scheduler.work_item import DEFAULT_TASK, ID_BYTES, Priority, Task
 from aggregator.tokenizers.tokenizer import Tokenizer
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
@@ -47,7 +47,7 @@ class Details:
     token budgets.
     """
 
-    task: ClassVar[Task] = Task.EMBED
+    task: ClassVar[Task] = DEFAULT_TASK
     agreed: ClassVar[tuple[str, ...]] = (
         "dimensions",
         "matryoshka_dimensions",

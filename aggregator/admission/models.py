@@ -18,7 +18,7 @@ from aggregator.scheduler.budget import BudgetController, NewServiceLevel, StepL
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.replica import Replica, ReplicaPolicy
 from aggregator.scheduler.speed import UNMEASURED
-from aggregator.scheduler.work_item import Priority, Task
+from aggregator.scheduler.work_item import DEFAULT_TASK, Priority, Task
 from aggregator.tokenizers.counting import Counting
 from aggregator.tokenizers.tokenizer import Tokenizer
 
@@ -270,7 +270,7 @@ class Models:
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
 
-    def find(self, name: str, task: Task = Task.EMBED) -> ServedTask:
+    def find(self, name: str, task: Task = DEFAULT_TASK) -> ServedTask:
         """The task of the model of that name or alias. Raises UnknownModel."""
         model = self._by_name.get(name)
         if model is None:
@@ -281,7 +281,7 @@ class Models:
     def dimensions(self, name: str) -> int:
         """The dimensions of the model's longest vectors, by name or alias; 0 if it has no server."""
         model = self._by_name.get(name)
-        revisions = model.tasks[Task.EMBED].revisions.values() if model is not None else ()
+        revisions = model.tasks[DEFAULT_TASK].revisions.values() if model is not None else ()
         return max((model_revision.description.dimensions for model_revision in revisions), default=0)
 
     def join(self, server: ModelServer, tokenizer: Tokenizer) -> list[ServedTask]:

@@ -20,7 +20,7 @@ from aggregator.model_server import (
 from aggregator.request.kind import Kind
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.replica import StepReport
-from aggregator.scheduler.work_item import Task
+from aggregator.scheduler.work_item import DEFAULT_TASK
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -40,7 +40,7 @@ class BadDescription(TokenbatchError):
 
 def checked_description(address: str, said: pb.DescribeResponse, kinds: Sequence[Kind]) -> ServerDescription:
     """A server's description, with `beside` if it does two of the tasks. Raises BadDescription."""
-    named = said.tasks or (said.task or Task.EMBED,)
+    named = said.tasks or (said.task or DEFAULT_TASK,)
     described = [_described(address, said, kind) for kind in kinds if not {*kind.served}.isdisjoint(named)]
     if not described:
         known = (name for kind in kinds for name in kind.served)

@@ -38,6 +38,10 @@ class Task(StrEnum):
         return " ".join((f"{verb}s", *rest))
 
 
+DEFAULT_TASK = Task.EMBED
+"""Of a server or a caller that names none."""
+
+
 @dataclass(slots=True, eq=False)
 class Query:
     """One input of a `request` that waits for its vector: what `item` computes, None before and afterwards.

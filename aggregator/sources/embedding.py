@@ -10,7 +10,7 @@ from typing_extensions import override
 from aggregator.admission import sequences
 from aggregator.request.kind import Counted, Kind, Made, Parts, Revision
 from aggregator.request.request import Defaults, Request
-from aggregator.scheduler.work_item import Task
+from aggregator.scheduler.work_item import DEFAULT_TASK, Task
 from aggregator.sources.wire import decode, encode
 from protos.embedding.v1 import embedding_pb2 as pb
 
@@ -22,7 +22,7 @@ _REPLAY = pb.EmbedResponse(replay=True).SerializeToString()
 class Embedding(Kind):
     """A vector of each text."""
 
-    task: ClassVar[Task] = Task.EMBED
+    task: ClassVar[Task] = DEFAULT_TASK
     name: ClassVar[str] = "embed"
     served: ClassVar[tuple[str, ...]] = ("embed",)
     message: ClassVar[str] = "an EmbedRequest"

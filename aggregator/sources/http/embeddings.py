@@ -11,7 +11,7 @@ import msgspec
 from aggregator.admission.models import Models
 from aggregator.errors import shown
 from aggregator.request.request import Defaults
-from aggregator.scheduler.work_item import Task
+from aggregator.scheduler.work_item import DEFAULT_TASK, Task
 from aggregator.sources.http.answer import AskedPriority, Ignored, checked_id, priority_of
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode_body
@@ -177,7 +177,7 @@ class EmbeddingsReader:
             message.normalize = normalize
         if asked.tokenizer:
             message.model_revision = self._revisions.of_tokenizer(
-                asked.tokenizer, message.model or defaults.model, Task.EMBED
+                asked.tokenizer, message.model or defaults.model, DEFAULT_TASK
             )
         return message, answer
 

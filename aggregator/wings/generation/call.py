@@ -19,9 +19,9 @@ from aggregator.errors import BatchFailed, Code, ModelServerLost, ModelServerTim
 from aggregator.model_server import PRIORITIES, GenerationLoad, ServerDescription
 from aggregator.observability.costs import NOBODY, REST, Costs
 from aggregator.replicas.client import GrpcModelServer, ModelServerClient, failure_of, message_reader
-from aggregator.scheduler.work_item import Priority, Task
+from aggregator.scheduler.work_item import Priority
 from aggregator.wings.generation.generation import logprobs_of
-from aggregator.wings.generation.server import ServerSequence
+from aggregator.wings.generation.server import TASK, ServerSequence
 from protos.generation.v1.generation_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, TokenLogprobs
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
@@ -167,14 +167,14 @@ class GenerateCall:
         if not 0.0 <= step.unclaimed_s < math.inf:
             raise ModelServerLost(f"the answer reports a time of {step.unclaimed_s} s")
         if step.unclaimed_s:
-            self._costs.charge(self.description.model, Task.GENERATE, NOBODY, step.unclaimed_s)
+            self._costs.charge(self.description.model, TASK, NOBODY, step.unclaimed_s)
         if len(step.accounts) * 2 != len(step.account_seconds) or len(step.account_seconds) % _FLOAT64.itemsize:
             raise ModelServerLost("the answer's accounts and their times do not fit")
         seconds = np.frombuffer(step.account_seconds, _FLOAT64)
         if not bool(np.isfinite(seconds).all() and (seconds >= 0.0).all()):
             raise ModelServerLost("the answer charges an account with a time that cannot be")
         for account, taken_s in zip(np.frombuffer(step.accounts, _UINT32).tolist(), seconds.tolist(), strict=True):
-            self._costs.charge(self.description.model, Task.GENERATE, account, taken_s)
+            self._costs.charge(self.description.model, TASK, account, taken_s)
 
     def _extend(self, step: pb.GenerateStep, stop_tokens: Mapping[int, int]) -> None:
         """Pass on new tokens. A sequence appears once per step; its last `stop_tokens` tokens are not text."""

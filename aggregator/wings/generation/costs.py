@@ -17,6 +17,7 @@ from aggregator.scheduler.replica import Replica, ReplicaPolicy
 from aggregator.scheduler.work_item import Task
 from aggregator.wings.generation.generation import Generation
 from aggregator.wings.generation.replica import LENGTH_SHARE, GeneratingReplica, MeanLength
+from aggregator.wings.generation.server import TASK
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 
@@ -28,7 +29,7 @@ class GenerationCosts(Details):
     prompt token.
     """
 
-    task: ClassVar[Task] = Task.GENERATE
+    task: ClassVar[Task] = TASK
     agreed: ClassVar[tuple[str, ...]] = ("max_input_tokens",)
     is_vectors: ClassVar[bool] = False
     is_repeatable: ClassVar[bool] = False  # equal prompts may get different texts

@@ -11,7 +11,7 @@ import msgspec
 from typing_extensions import override
 
 from aggregator.request.request import Defaults, Failure, Request
-from aggregator.scheduler.work_item import Priority, Task
+from aggregator.scheduler.work_item import Priority
 from aggregator.sources.http.answer import Answer, AskedPriority, TextPart, priority_of
 from aggregator.sources.http.embeddings import FOREIGN_IDS, IDS_SCHEMA, TEXT_SCHEMA, Revisions, check_nesting
 from aggregator.sources.http.errors import FieldError, error_of
@@ -20,6 +20,7 @@ from aggregator.sources.wire.decode import MAX_TOKEN_IDS
 from aggregator.sources.wire.fields import MAX_INT32
 from aggregator.wings.generation.chat import Spelling
 from aggregator.wings.generation.generation import generation_of
+from aggregator.wings.generation.server import TASK
 from protos.generation.v1 import generation_pb2 as pb
 
 DONE = b"data: [DONE]\n\n"
@@ -159,7 +160,7 @@ class GenerationReader:
             message.sampling.logprobs = asked.logprobs
         if asked.tokenizer:
             message.model_revision = self._revisions.of_tokenizer(
-                asked.tokenizer, message.model or defaults.model, Task.GENERATE
+                asked.tokenizer, message.model or defaults.model, TASK
             )
         return message, asked
 

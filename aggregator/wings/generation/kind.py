@@ -24,7 +24,7 @@ from aggregator.wings.generation.chat import template_of
 from aggregator.wings.generation.costs import GenerationCosts, costs_of, prompt_curve
 from aggregator.wings.generation.generation import generation_of
 from aggregator.wings.generation.replica import first_token_in_s
-from aggregator.wings.generation.server import generating
+from aggregator.wings.generation.server import TASK, generating
 from protos.generation.v1 import generation_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2
 
@@ -42,7 +42,7 @@ _USUAL_TOKENS = 1024
 class Generating(Kind):
     """A text after each prompt."""
 
-    task: ClassVar[Task] = Task.GENERATE
+    task: ClassVar[Task] = TASK
     name: ClassVar[str] = "generate"
     served: ClassVar[tuple[str, ...]] = ("generate",)
     message: ClassVar[str] = "a GenerateRequest"

@@ -21,13 +21,13 @@ from aggregator.scheduler.work_item import Task
 from aggregator.wings.generation.costs import Lengths
 from aggregator.wings.generation.metrics import GenerationMetrics, trace
 from aggregator.wings.generation.running import RunningSequence, first_tokens
-from aggregator.wings.generation.server import generating
+from aggregator.wings.generation.server import TASK, generating
 
 
 class SequenceRunner(Runner):
     """The running sequences of all servers."""
 
-    task: ClassVar[Task] = Task.GENERATE
+    task: ClassVar[Task] = TASK
 
     def __init__(self, executor: BatchExecutor) -> None:
         self._executor = executor

@@ -7,9 +7,11 @@ from typing import Protocol, cast
 
 from aggregator.errors import BatchFailed, Code
 from aggregator.model_server import ModelServer
-from aggregator.scheduler.work_item import Priority
+from aggregator.scheduler.work_item import Priority, Task
 from protos.generation.v1.generation_pb2 import TokenLogprobs
 from protos.modelserver.v1.modelserver_pb2 import Sampling
+
+TASK = Task.GENERATE
 
 
 class ServerSequence(Protocol):

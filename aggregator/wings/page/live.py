@@ -28,7 +28,6 @@ from aggregator.scheduler.required_replicas import (
     pod_throughput,
     required_replicas,
 )
-from aggregator.scheduler.work_item import Task
 from aggregator.wings.page.pages import LivePages, live_page
 from aggregator.wings.page.points import POINTS, Points, generating, is_saturated, most_tokens, tokens_by_place
 from aggregator.wings.page.recorder import KEPT_S, LOOKS_S, Recorder
@@ -246,18 +245,18 @@ class LiveFeed(Feed):
                 for name, replica in model_revision.dispatcher.replicas.items():
                     lane = lanes.setdefault(name, {"name": name, "model": served.name, "tasks": [], "why": ""})
                     lane["tasks"].append(served.task)
-                    self._describe(lane, replica, served.task)
+                    self._describe(lane, replica)
         for address, model_name, why in troubles:
             lanes[address] = {"name": address, "model": model_name, "tasks": [], "why": why, "state": "gone"}
         return sorted(lanes.values(), key=lambda lane: (str(lane["model"]), str(lane["name"])))[:_MOST_LANES]
 
-    def _describe(self, lane: dict[str, Any], replica: Replica, task: Task) -> None:
+    def _describe(self, lane: dict[str, Any], replica: Replica) -> None:
         state = replica.state
         if replica.sequences and state == "idle":
             state = "running"
         if STATES.index(state) >= STATES.index(lane.get("state", "idle")):
             lane["state"] = state
-        if task is Task.EMBED or "budget" not in lane:
+        if "budget" not in lane:  # of a server with two tasks, the first one's
             curve = replica.curve
             lane.update(
                 budget=replica.token_budget,

@@ -30,7 +30,7 @@ _MANY_SCORES = 256
 class Ranking(Kind):
     """Scores of pairs of texts; a topic's requests are documents to be ordered by theirs."""
 
-    task: ClassVar[Task] = Task.SCORE
+    task: ClassVar[Task] = PairTemplate.task
     name: ClassVar[str] = "rank"
     served: ClassVar[tuple[str, ...]] = ("rank", "classify")
     message: ClassVar[str] = "a RankRequest"
