@@ -1,7 +1,6 @@
 """Calls of tokenbatch: embed, rank, score and generate over gRPC; `tokenbatch_client.kafka` sends through Kafka."""
 
-from tokenbatch_client.aio import AsyncClient
-from tokenbatch_client.client import Client
+from tokenbatch_client.client import AsyncClient, Client
 from tokenbatch_client.errors import (
     CredentialError,
     DeadlineExceeded,

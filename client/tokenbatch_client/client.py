@@ -1,13 +1,16 @@
-"""The client for threads. Generated from aio.py by .ci/proto: edit that one."""
+"""The clients for threads and for asyncio: each call is written once, with what it sends and how its answer is read."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Union
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any, Callable, Generic, Protocol, TypeVar, Union, overload
 
-import grpc
-from typing_extensions import Self
+import grpc.aio
+from typing_extensions import Concatenate, ParamSpec, Self
 
 from tokenbatch_client import requests, results
 from tokenbatch_client.connection import Connection, seconds
@@ -25,116 +28,213 @@ TEXT_TIMEOUT_S = 120.0
 Prompt = Union[requests.Input, Sequence[Mapping[str, str]]]
 """A text, token ids, or the messages of a chat, each with `role` and `content`."""
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Sync_co = TypeVar("_Sync_co", covariant=True)
+_Async_co = TypeVar("_Async_co", covariant=True)
 
-class Client:
-    """Calls over one channel, which is enough for hundreds at once.
 
-    `target`: host:port. Other arguments are those of Connection. Every call takes the fields of its request as options
-    (`requests.Options`), and raises TokenbatchError: InputError, which is a ValueError too, where an argument is wrong.
-    """
+@dataclass(frozen=True)
+class Answer(Generic[_T]):
+    """What one response holds: Client gives it, AsyncClient gives it to await."""
+
+    method: Any
+    request: Any
+    timeout_s: float
+    read: Callable[[Any], _T]
+
+
+@dataclass(frozen=True)
+class Stream(Generic[_T]):
+    """What responses hold: Client gives an iterator, AsyncClient an asynchronous one."""
+
+    open: Callable[[], Any]
+    read: Callable[[Any], Iterable[_T]]
+    end: Callable[[], object] = bool
+
+
+class _Method(Protocol[_P, _Sync_co, _Async_co]):
+    """A method by its types in both clients."""
+
+    @overload
+    def __get__(self, client: Client, owner: Any = None) -> Callable[_P, _Sync_co]: ...
+    @overload
+    def __get__(self, client: AsyncClient, owner: Any = None) -> Callable[_P, _Async_co]: ...
+
+
+def _answered(call: Callable[Concatenate[Any, _P], Answer[_T]]) -> _Method[_P, _T, Coroutine[Any, Any, _T]]:
+    @wraps(call)
+    def method(client: Any, *args: _P.args, **options: _P.kwargs) -> Any:
+        return client._answer(partial(call, client, *args, **options))  # noqa: SLF001 - a client of below
+
+    return method  # type: ignore[return-value]  # what a function does as an attribute is not typed
+
+
+def _streamed(call: Callable[Concatenate[Any, _P], Stream[_T]]) -> _Method[_P, Iterator[_T], AsyncIterator[_T]]:
+    @wraps(call)
+    def method(client: Any, *args: _P.args, **options: _P.kwargs) -> Any:
+        return client._each(call(client, *args, **options))  # noqa: SLF001 - a client of below
+
+    return method  # type: ignore[return-value]  # what a function does as an attribute is not typed
+
+
+class _Calls:
+    """The calls of both clients over one channel, which is enough for hundreds at once."""
+
+    _grpc: Any = grpc
 
     def __init__(self, target: str, *, timeout_s: float = TIMEOUT_S, **connection: Any) -> None:
+        """`target`: host:port. Other arguments are those of Connection.
+
+        Every call takes the fields of its request as options (`requests.Options`), and raises TokenbatchError:
+        InputError, which is a ValueError too, where an argument is wrong.
+        """
         self._connection = Connection(target, **connection)
         self._metadata = self._connection.metadata
         self._timeout_s = timeout_s
-        self._channel = self._connection.open(grpc)
+        self._channel = self._connection.open(self._grpc)
         self._embeddings: Any = EmbeddingsStub(self._channel)
         self._ranking: Any = RankingStub(self._channel)
         self._generation: Any = GenerationStub(self._channel)
+        self._whole_text: Any = self._channel.unary_unary(  # with final_only the stream is one response
+            "/generation.v1.Generation/Generate",
+            generation_pb2.GenerateRequest.SerializeToString,
+            generation_pb2.GenerateResponse.FromString,
+        )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._channel.close()
-
+    @_answered
     def embed(
-        self, inputs: Sequence[requests.Input], *, timeout_s: float = 0.0, errors: str = "raise", **options: Any
-    ) -> results.Embeddings:
+        self, /, inputs: Sequence[requests.Input], *, timeout_s: float = 0.0, errors: str = "raise", **options: Any
+    ) -> Answer[results.Embeddings]:
         """A vector an input. `errors`: "raise" the first, or "return" each in its row."""
         request = requests.embed(inputs, options)
-        return results.embeddings(self._call(self._embeddings.Embed, request, timeout_s), len(request.inputs), errors)
+        read = partial(results.embeddings, inputs=len(request.inputs), errors=errors)
+        return Answer(self._embeddings.Embed, request, timeout_s, read)
 
+    @_streamed
     def embed_stream(
         self,
-        inputs: Iterable[requests.Input],
+        /,
+        inputs: Iterable[requests.Input] | AsyncIterable[requests.Input],
         *,
         timeout_s: float = 0.0,
         per_request: int = 1,
         **options: Any,
-    ) -> Iterator[tuple[int, results.Embedding]]:
+    ) -> Stream[tuple[int, results.Embedding]]:
         """Pairs of an input's index and its row, in completion order, over one stream; failed rows have their error.
 
         What `inputs` itself raises, or InputError for a wrong one, comes after the rows of those before.
 
         `timeout_s`: of each request of `per_request` inputs. The stream may last, but ends with Unavailable when its
-        aggregator stops, or after 270 s: what has no row then is to be sent again.
+        aggregator stops, or after 270 s: what has no row then is to be sent again. Inputs of AsyncClient may be
+        asynchronous.
         """
-        expire_s = seconds(timeout_s or self._timeout_s)
-        exchange = requests.Exchange(per_request, {"expire_s": expire_s, **options})
-        given = exchange.requests(inputs)
-        return self._rows(exchange, given)
+        exchange = requests.Exchange(per_request, {"expire_s": self._seconds(timeout_s), **options})
+        awaits = isinstance(self, AsyncClient) and isinstance(inputs, AsyncIterable)
+        sent: Any = exchange.requests_of(inputs) if awaits else exchange.requests(inputs)
+        return Stream(
+            partial(self._embeddings.EmbedStream, sent, metadata=self._metadata),
+            lambda response: ((row.index, row) for row in results.rows(response, *exchange.place(response))),
+            exchange.raise_failure,
+        )
 
+    @_answered
     def rank(
-        self, query: str, documents: Sequence[str], *, timeout_s: float = 0.0, **options: Any
-    ) -> list[results.Ranked]:
+        self, /, query: str, documents: Sequence[str], *, timeout_s: float = 0.0, **options: Any
+    ) -> Answer[list[results.Ranked]]:
         """The documents by falling score, failed ones last."""
         request = requests.rank(query, documents, options)
-        return results.ranked(self._call(self._ranking.Rank, request, timeout_s), request.documents)
+        return Answer(self._ranking.Rank, request, timeout_s, partial(results.ranked, documents=request.documents))
 
+    @_answered
     def score(
-        self, pairs: Sequence[str | tuple[str, str]], *, timeout_s: float = 0.0, **options: Any
-    ) -> list[results.Scored]:
+        self, /, pairs: Sequence[str | tuple[str, str]], *, timeout_s: float = 0.0, **options: Any
+    ) -> Answer[list[results.Scored]]:
         """The scores of each pair, or of each text by itself."""
-        return results.scored(self._call(self._ranking.Score, requests.score(pairs, options), timeout_s))
+        return Answer(self._ranking.Score, requests.score(pairs, options), timeout_s, results.scored)
 
-    def generate(self, prompt: Prompt, *, timeout_s: float = TEXT_TIMEOUT_S, **options: Any) -> results.Text:
+    @_answered
+    def generate(self, /, prompt: Prompt, *, timeout_s: float = TEXT_TIMEOUT_S, **options: Any) -> Answer[results.Text]:
         """The whole text after a prompt or a chat; options may be those of sampling, such as max_tokens."""
-        return results.text(self._call(self._last, requests.generate(prompt, options), timeout_s))
+        return Answer(self._whole_text, requests.generate(prompt, options), timeout_s, results.text)
 
+    @_streamed
     def stream(
-        self, prompt: Prompt, *, timeout_s: float = TEXT_TIMEOUT_S, **options: Any
-    ) -> Iterator[generation_pb2.GenerateResponse]:
+        self, /, prompt: Prompt, *, timeout_s: float = TEXT_TIMEOUT_S, **options: Any
+    ) -> Stream[generation_pb2.GenerateResponse]:
         """The text's parts (`.text`) as they come; ends with the text's error, if it failed."""
         request = requests.generate(prompt, options, final_only=False)
-        return self._parts(request, seconds(timeout_s or self._timeout_s))
+        call = {"timeout": self._seconds(timeout_s), "metadata": self._metadata}
+        return Stream(partial(self._generation.Generate, request, **call), results.part)
 
-    def models(self, *, timeout_s: float = 0.0) -> list[pb.Model]:
+    @_answered
+    def models(self, /, *, timeout_s: float = 0.0) -> Answer[list[pb.Model]]:
         """The models that are served now."""
-        return list((self._call(self._embeddings.ListModels, pb.ListModelsRequest(), timeout_s)).models)
+        return Answer(self._embeddings.ListModels, pb.ListModelsRequest(), timeout_s, lambda found: list(found.models))
 
-    def _rows(self, exchange: requests.Exchange, given: Any) -> Iterator[tuple[int, results.Embedding]]:
-        try:
-            for response in self._embeddings.EmbedStream(given, metadata=self._metadata):
-                for row in results.rows(response, *exchange.place(response)):
-                    yield row.index, row
-        except grpc.RpcError as error:
-            raise of_call(error) from error
-        exchange.raise_failure()
+    def _seconds(self, timeout_s: float) -> float:
+        return seconds(timeout_s or self._timeout_s)
 
-    def _parts(
-        self, request: generation_pb2.GenerateRequest, timeout_s: float
-    ) -> Iterator[generation_pb2.GenerateResponse]:
-        try:
-            for response in self._generation.Generate(request, timeout=timeout_s, metadata=self._metadata):
-                results.raise_status(response.status)
-                yield response
-        except grpc.RpcError as error:
-            raise of_call(error) from error
 
-    def _last(self, request: generation_pb2.GenerateRequest, **call: Any) -> generation_pb2.GenerateResponse:
-        last = generation_pb2.GenerateResponse()
-        for last in self._generation.Generate(request, **call):  # noqa: B007 - it stays
-            pass
-        return last
+class Client(_Calls):
+    """The client for threads, which may share it."""
 
-    def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
-        attempts = self._connection.attempts(timeout_s or self._timeout_s)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, /, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _answer(self, call: Callable[[], Answer[_T]]) -> _T:
+        answer = call()
+        attempts = self._connection.attempts(self._seconds(answer.timeout_s))
         while True:
             try:
-                return method(request, timeout=attempts.left_s, metadata=self._metadata)
+                return answer.read(answer.method(answer.request, timeout=attempts.left_s, metadata=self._metadata))
             except grpc.RpcError as error:  # noqa: PERF203 - an attempt each
                 time.sleep(attempts.delay_s(error))
+
+    def _each(self, stream: Stream[_T]) -> Iterator[_T]:
+        try:
+            for response in stream.open():
+                yield from stream.read(response)
+        except grpc.RpcError as error:
+            raise of_call(error) from error
+        stream.end()
+
+
+class AsyncClient(_Calls):
+    """The client for asyncio."""
+
+    _grpc = grpc.aio
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def _answer(self, call: Callable[[], Answer[_T]]) -> _T:
+        answer = call()
+        attempts = self._connection.attempts(self._seconds(answer.timeout_s))
+        while True:
+            try:
+                found = await answer.method(answer.request, timeout=attempts.left_s, metadata=self._metadata)
+                return answer.read(found)
+            except grpc.RpcError as error:  # noqa: PERF203 - an attempt each
+                await asyncio.sleep(attempts.delay_s(error))
+
+    async def _each(self, stream: Stream[_T]) -> AsyncIterator[_T]:
+        try:
+            async for response in stream.open():
+                for found in stream.read(response):
+                    yield found
+        except grpc.RpcError as error:
+            raise of_call(error) from error
+        stream.end()

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from tokenbatch_client.errors import CredentialError, InputError, TokenbatchError, of_call
+from tokenbatch_client.errors import CredentialError, InputError, of_call
 
 _RETRY = {
     "maxAttempts": 5,
@@ -21,14 +21,14 @@ _RETRY = {
 }
 """gRPC's core ends calls with CANCELLED when an aggregator stops. What the service itself refuses is retried after the
 delay that it asks for, by Attempts."""
-_SERVICE_CONFIG = {
-    "loadBalancingConfig": [{"round_robin": {}}],
-    "methodConfig": [{"name": [{}], "retryPolicy": _RETRY}],
+_OPTIONS = {
+    "grpc.service_config": json.dumps(
+        {"loadBalancingConfig": [{"round_robin": {}}], "methodConfig": [{"name": [{}], "retryPolicy": _RETRY}]}
+    ),
+    "grpc.max_receive_message_length": 32 << 20,  # an answer has 16 MiB of vectors at most, and what is around them
+    "grpc.keepalive_time_ms": 30_000,  # a connection that a firewall dropped is noticed in 40 s;
+    "grpc.keepalive_timeout_ms": 10_000,  # the service allows a ping each 20 s
 }
-_MAX_BYTES = 32 << 20
-"""An answer has 16 MiB of vectors at most, and what stands around them."""
-_KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
-"""A connection that a firewall dropped is noticed in 40 s; the service allows a ping each 20 s."""
 _DELAY_S = 0.1
 """Before the next attempt where the service asks for none: it could not be reached."""
 _MOST_S = 365 * 86400
@@ -63,13 +63,7 @@ class Connection:
 
     def open(self, kind: Any) -> Any:
         """The channel; `kind`: grpc, or grpc.aio. Raises OSError for a file that cannot be read."""
-        options = [
-            ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
-            ("grpc.enable_retries", int(self.retry)),
-            ("grpc.max_receive_message_length", _MAX_BYTES),
-            ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-            ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-        ]
+        options = [*_OPTIONS.items(), ("grpc.enable_retries", int(self.retry))]
         if not (self.tls or self.ca_file):
             return kind.insecure_channel(self.target, options=options)
         files = (Path(name).read_bytes() if name else None for name in (self.ca_file, self.key_file, self.cert_file))
@@ -96,12 +90,11 @@ class Attempts:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline."""
         return max(0.001, self.deadline_s - time.monotonic())
 
     def delay_s(self, error: grpc.RpcError) -> float:
         """Seconds to wait before the next attempt. Raises the call's error where there is to be none."""
-        failed: TokenbatchError = of_call(error)
+        failed = of_call(error)
         delay_s = _DELAY_S if failed.retry_after_s is None else failed.retry_after_s
         if not self.retry or not failed.retryable or delay_s >= self.left_s:
             raise failed from error

@@ -84,7 +84,7 @@ class KafkaClient:
         self._topic = requests_topic
         self._read = [replies_topic, f"{requests_topic}-dlt" if dead_letters is None else dead_letters]
         self._headers = [("kafka_replyTopic", replies_topic.encode())] if replies_topic != REPLIES else []
-        self._connection = {"bootstrap_servers": bootstrap, **connection}
+        self._connection: dict[str, Any] = {"bootstrap_servers": bootstrap, **connection}
         self._open = AsyncExitStack()
         self._writes: list[Any] = []
 

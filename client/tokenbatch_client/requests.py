@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeVar, Union
+from typing import Any, Callable, TypeVar, Union
 
 from google.protobuf import timestamp_pb2
 from google.protobuf.message import Message
@@ -33,16 +33,36 @@ _WRONG = (TypeError, ValueError, LookupError, OverflowError)
 
 def embed(inputs: Iterable[Input], options: Options, request_id: str = "", first: int = 0) -> pb.EmbedRequest:
     """Of inputs that are counted from `first`. Raises InputError, which names the one that is wrong."""
-    given = [_made_of("input", index, _input, each) for index, each in enumerate(listed("inputs", inputs), first)]
-    return _made(pb.EmbedRequest, options, request_id=request_id, inputs=given)
+    return _made(pb.EmbedRequest, options, request_id=request_id, inputs=_each("input", inputs, _input, first))
+
+
+def rank(query: str, documents: Iterable[str], options: Options) -> ranking_pb2.RankRequest:
+    """Raises InputError, which names the document that is wrong."""
+    given = _each("document", documents, _text)
+    return _made(ranking_pb2.RankRequest, options, query=_made_of("query", _text, query), documents=given)
+
+
+def score(pairs: Iterable[str | tuple[str, str]], options: Options) -> ranking_pb2.ScoreRequest:
+    """Raises InputError, which names the pair that is wrong."""
+    return _made(ranking_pb2.ScoreRequest, options, pairs=_each("pair", pairs, _pair))
+
+
+def generate(
+    prompt: Input | Sequence[Mapping[str, str]], options: Options, request_id: str = "", *, final_only: bool = True
+) -> generation_pb2.GenerateRequest:
+    """Of a text, token ids, or the messages of a chat, each with `role` and `content`; options may be Sampling's."""
+    given = {"request_id": request_id, "final_only": final_only, **_made_of("prompt", _prompt, prompt)}
+    of_request = {*_fields(generation_pb2.GenerateRequest), "expire_s"} & {*options}
+    sampling = {name: value for name, value in options.items() if name not in of_request}
+    given["sampling"] = _made(generation_pb2.Sampling, sampling)
+    return _made(generation_pb2.GenerateRequest, {name: options[name] for name in of_request}, **given)
 
 
 def listed(name: str, texts: Any) -> Iterable[Any]:
     """The same texts. Raises InputError for what is no list of them."""
-    if isinstance(texts, str):
-        raise _wrong(f"{name} is one text: give a list of texts")
-    if isinstance(texts, _BYTES) or not isinstance(texts, Iterable):
-        raise _wrong(f"{name} is {type(texts).__name__}: give a list of texts")
+    if isinstance(texts, (str, *_BYTES)) or not isinstance(texts, Iterable):
+        found = "one text" if isinstance(texts, str) else type(texts).__name__
+        raise _wrong(f"{name} is {found}: give a list of texts")
     return texts
 
 
@@ -50,33 +70,21 @@ class Exchange:
     """The requests of one stream, of `per_request` inputs each, by the indices of their first ones.
 
     gRPC hides what fails while it takes a request from its caller: requests end there, and `raise_failure` raises it.
-    Raises InputError for wrong options.
+    Raises InputError for wrong options, and for what is no list of texts.
     """
 
     def __init__(self, per_request: Any, options: Options) -> None:
         if not isinstance(per_request, int) or per_request < 1:
             raise _wrong(f"per_request is {per_request!r}: give 1 or more")
         embed([], options)
-        self._per_request = per_request
-        self._options = options
+        self._per_request, self._options = per_request, options
         self._next = 0
         self._sizes: dict[str, int] = {}
         self._failure: Exception | None = None
 
-    def requests(self, inputs: Iterable[Input]) -> Iterator[pb.EmbedRequest]:
-        """Raises InputError for what is no list of texts."""
+    def requests(self, inputs: Any) -> Iterator[pb.EmbedRequest]:
+        """Of what can be iterated over."""
         return self._requests(iter(listed("inputs", inputs)))
-
-    def requests_of(self, inputs: Any) -> AsyncIterator[pb.EmbedRequest]:
-        """As `requests`."""
-        if not isinstance(inputs, AsyncIterable):
-            listed("inputs", inputs)
-        return self._requests_of(inputs)
-
-    def raise_failure(self) -> None:
-        """Raise what ended the requests early, if anything did."""
-        if self._failure is not None:
-            raise self._failure
 
     def _requests(self, given: Iterator[Input]) -> Iterator[pb.EmbedRequest]:
         try:
@@ -85,7 +93,8 @@ class Exchange:
         except Exception as error:  # noqa: BLE001 - of the caller's own inputs, too
             self._failure = error
 
-    async def _requests_of(self, inputs: AsyncIterable[Input]) -> AsyncIterator[pb.EmbedRequest]:
+    async def requests_of(self, inputs: Any) -> AsyncIterator[pb.EmbedRequest]:
+        """Of what can be iterated over with `async for`."""
         some: list[Input] = []
         try:
             async for each in inputs:
@@ -98,58 +107,36 @@ class Exchange:
         except Exception as error:  # noqa: BLE001 - of the caller's own inputs, too
             self._failure = error
 
+    def _request(self, some: list[Input]) -> pb.EmbedRequest:
+        request = embed(some, self._options, str(self._next), self._next)
+        self._sizes[request.request_id] = len(some)
+        self._next += len(some)
+        return request
+
     def place(self, response: pb.EmbedResponse) -> tuple[int, int]:
         """How many inputs it answers, and the index of the first."""
         return self._sizes.pop(response.request_id), int(response.request_id)
 
-    def _request(self, some: list[Input]) -> pb.EmbedRequest:
-        request_id, first = str(self._next), self._next
-        request = embed(some, self._options, request_id, first)
-        self._sizes[request_id] = len(some)
-        self._next += len(some)
-        return request
+    def raise_failure(self) -> None:
+        """Raise what ended the requests early, if anything did."""
+        if self._failure is not None:
+            raise self._failure
 
 
-def rank(query: str, documents: Iterable[str], options: Options) -> ranking_pb2.RankRequest:
-    """Raises InputError, which names the document that is wrong."""
-    given = [_made_of("document", index, _text, each) for index, each in enumerate(listed("documents", documents))]
-    return _made(ranking_pb2.RankRequest, options, query=_made_of("query", "", _text, query), documents=given)
+def _each(name: str, inputs: Iterable[Any], make: Callable[[Any], _T], first: int = 0) -> list[_T]:
+    return [_made_of(f"{name} {index}", make, given) for index, given in enumerate(listed(f"{name}s", inputs), first)]
 
 
-def score(pairs: Iterable[str | tuple[str, str]], options: Options) -> ranking_pb2.ScoreRequest:
-    """Raises InputError, which names the pair that is wrong."""
-    given = [_made_of("pair", index, _pair, each) for index, each in enumerate(listed("pairs", pairs))]
-    return _made(ranking_pb2.ScoreRequest, options, pairs=given)
-
-
-def generate(
-    prompt: Input | Sequence[Mapping[str, str]], options: Options, request_id: str = "", *, final_only: bool = True
-) -> generation_pb2.GenerateRequest:
-    """Of a text, token ids, or the messages of a chat, each with `role` and `content`; options may be Sampling's."""
-    given: dict[str, Any] = {
-        "request_id": request_id,
-        "final_only": final_only,
-        **_made_of("prompt", "", _prompt, prompt),
-    }
-    of_request = {*_fields(generation_pb2.GenerateRequest), "expire_s"}
-    sampling = {name: value for name, value in options.items() if name not in of_request}
-    others = {name: value for name, value in options.items() if name in of_request}
-    made = _made(generation_pb2.Sampling, sampling)
-    return _made(generation_pb2.GenerateRequest, others, sampling=made, **given)
-
-
-def _made_of(name: str, index: int | str, make: Callable[[Any], _T], given: Any) -> _T:
+def _made_of(name: str, make: Callable[[Any], _T], given: Any) -> _T:
     """What is made of one input. Raises InputError, which names it."""
     try:
         return make(given)
     except _WRONG as error:
-        raise _wrong(f"{name} {index}".rstrip() + f": {error}") from error
+        raise _wrong(f"{name}: {error}") from error
 
 
 def _input(given: Any) -> pb.Input:
-    if isinstance(given, str):
-        return pb.Input(text=given)
-    return pb.Input(token_ids=_token_ids(given))
+    return pb.Input(text=given) if isinstance(given, str) else pb.Input(token_ids=_token_ids(given))
 
 
 def _token_ids(given: Any) -> pb.TokenIds:
@@ -184,15 +171,16 @@ def _prompt(given: Any) -> dict[str, Any]:
 def _made(kind: type[_M], options: Options, **fields: Any) -> _M:
     """A message with these fields. Raises InputError."""
     for name, value in options.items():
-        if name == "expire_s":
-            if value is not None:
-                fields["expire_time"] = _made_of(name, "", _time_after, value)
-            continue
         field = _fields(kind).get(name)
-        if field is None or name in fields or name in _REFUSED:
+        if name == "expire_s":
+            fields["expire_time"] = None if value is None else _made_of(name, _time_after, value)
+        elif field is None or name in {*fields, *_REFUSED}:
             known = ", ".join(each for each in _fields(kind) if each not in {*fields, *_REFUSED})
             raise _wrong(f"{name} is no option: there are {known}")
-        fields[name] = _number(field, value) if isinstance(value, str) and field.enum_type is not None else value
+        elif isinstance(value, str) and field.enum_type is not None:
+            fields[name] = _number(name, field.enum_type, value)
+        else:
+            fields[name] = value
     try:
         return kind(**fields)
     except _WRONG as error:
@@ -209,14 +197,13 @@ def _fields(kind: type[Message]) -> Mapping[str, Any]:
     return kind.DESCRIPTOR.fields_by_name
 
 
-def _number(field: Any, word: str) -> int:
-    """Of an enum's value, by its name without what all names begin with; none for an empty word."""
-    prefix = field.enum_type.values[0].name[: -len(_FIRST)]
-    value = field.enum_type.values_by_name.get(prefix + (word.upper() or _FIRST))
-    if value is None:
-        allowed = ", ".join(repr(each.name[len(prefix) :].lower()) for each in field.enum_type.values[1:])
-        raise _wrong(f"{field.name} is {word!r}: give one of {allowed}")
-    number: int = value.number
+def _number(name: str, enum: Any, word: str) -> int:
+    """Of the value that is named `word`, without what all its names begin with; none for an empty word."""
+    prefix = enum.values[0].name[: -len(_FIRST)]
+    numbers = {each.name[len(prefix) :].lower(): each.number for each in enum.values}
+    number: int | None = numbers.get(word.lower() or _FIRST.lower())
+    if number is None:
+        raise _wrong(f"{name} is {word!r}: give one of {', '.join(map(repr, list(numbers)[1:]))}")
     return number
 
 

@@ -110,8 +110,7 @@ def embeddings(response: embedding_pb2.EmbedResponse, inputs: int, errors: str) 
 
 def ranked(response: ranking_pb2.RankResponse, documents: Sequence[str]) -> list[Ranked]:
     """The documents in the order of the response. Raises the error of a request that failed as a whole."""
-    if not response.results:
-        raise_status(response.status)
+    _raise_without(response.results, response.status)
     return [
         Ranked(each.index, each.score, documents[each.index], of_status(each.status, f"document {each.index}: "))
         for each in response.results
@@ -120,8 +119,7 @@ def ranked(response: ranking_pb2.RankResponse, documents: Sequence[str]) -> list
 
 def scored(response: ranking_pb2.ScoreResponse) -> list[Scored]:
     """The pairs in their order. Raises the error of a request that failed as a whole."""
-    if not response.results:
-        raise_status(response.status)
+    _raise_without(response.results, response.status)
     labels = tuple(response.labels)
     return [
         Scored(tuple(each.scores), labels, of_status(each.status, f"pair {index}: "))
@@ -131,13 +129,17 @@ def scored(response: ranking_pb2.ScoreResponse) -> list[Scored]:
 
 def text(last: generation_pb2.GenerateResponse) -> Text:
     """A text, of its last response. Raises its error."""
-    raise_status(last.status)
+    part(last)
     reason = generation_pb2.FinishReason.Name(last.finish_reason).replace("FINISH_REASON_", "").lower()
     return Text(last.text, reason, last.usage.prompt_tokens, last.usage.completion_tokens)
 
 
-def raise_status(status: embedding_pb2.Status) -> None:
-    """Raise the error that it stands for, if it is not OK."""
-    failed = of_status(status)
-    if failed is not None:
+def part(response: generation_pb2.GenerateResponse) -> list[generation_pb2.GenerateResponse]:
+    """The response itself, as all that it holds. Raises its error."""
+    _raise_without((), response.status)
+    return [response]
+
+
+def _raise_without(found: Sequence[Any], status: embedding_pb2.Status) -> None:
+    if not found and (failed := of_status(status)) is not None:
         raise failed

@@ -105,7 +105,7 @@ def test_seconds_that_lead_to_no_time_are_refused(wrong: Any) -> None:
     ],
 )
 async def test_a_stream_s_wrong_arguments_are_refused_by_its_call(options: dict[str, Any], said: str) -> None:
-    given = {"inputs": ["a"], **options}
+    given: dict[str, Any] = {"inputs": ["a"], **options}
     with Client("localhost:1") as client, pytest.raises(InputError, match=said):
         client.embed_stream(**given)
     async with AsyncClient("localhost:1") as client_of_asyncio:
