@@ -1,4 +1,4 @@
-"""Serve one model on vLLM (the default), measure its profile, or check the settings."""
+"""Serve one model on vLLM (the default), check the settings, or run a command of a wing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import warnings
 from argparse import ArgumentParser
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import uvloop
 
@@ -33,12 +32,10 @@ from modelserver.engines.engine import Task
 from modelserver.engines.rows import with_rows
 from modelserver.model_files import ModelFiles
 from modelserver.modes import tasks_of
-from modelserver.registry import LAYERS, MODES, ROWS
+from modelserver.registry import COMMANDS, LAYERS, MODES, ROWS
 from modelserver.settings import ENV_PREFIX, ModelServerSettings
+from modelserver.startup import Profiler
 from modelserver.tokenizer_check import check_tokenizer, compare_tokenizer
-
-if TYPE_CHECKING:
-    from modelserver.profile.measure import Profile
 
 T = TypeVar("T")
 
@@ -68,8 +65,9 @@ def main(arguments: Sequence[str]) -> int:
         if settings.engine.kind != "synthetic":
             process_env.ensure_malloc(arguments)
         files = prepare(settings)
-        if options.command == "profile":
-            return _profile(settings, files, options.out)
+        if "run" in options:
+            code: int = options.run(options, settings, files, _measured)
+            return code
         return _serve(settings, files)
     except StartError as error:
         print(f"modelserver: {error}", file=sys.stderr)  # noqa: T201 - to the person who started it
@@ -82,10 +80,10 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--bind", metavar="HOST:PORT", help="of the gRPC port; wins over all settings")
     commands = parser.add_subparsers(dest="command", metavar="command")
     commands.add_parser("serve", help="serve the model (the default)")
-    profile = commands.add_parser("profile", help="measure the saturation profile, write it and exit")
-    profile.add_argument(
-        "--out", type=Path, metavar="FOLDER", required=True, help="folder for profile.json and profile.csv"
-    )
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(name, help=module.PURPOSE)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
     return parser
 
 
@@ -114,7 +112,7 @@ def _check(settings: ModelServerSettings) -> int:
     if shortage := open_files.shortage(settings.grpc.most_connections):
         findings.warn(shortage)
     checks.environment(findings)
-    checks.files(findings, settings, without=() if settings.profile.enabled else ("profile",))
+    checks.files(findings, settings, without=[name for name, group in settings if not getattr(group, "enabled", True)])
     checks.ports(findings, {"grpc.bind": settings.grpc.bind}, settings.telemetry.metrics_bind)
     files = prepare(settings)
     tasks = tasks_of(settings, files, MODES)
@@ -132,24 +130,14 @@ def _check(settings: ModelServerSettings) -> int:
     return findings.ended
 
 
-def _profile(settings: ModelServerSettings, files: ModelFiles, out: Path) -> int:
-    """Measure the profile as a start does, without the cache, and write it as files."""
-    from modelserver.app import Server  # noqa: PLC0415 - what only this command needs
-    from modelserver.profile import store  # noqa: PLC0415
+def _measured(settings: ModelServerSettings, files: ModelFiles) -> Profiler:
+    """Run a server until its engine is ready. Raises CannotStart."""
+    from modelserver.app import Server  # noqa: PLC0415 - what only serving needs
 
-    async def measured(telemetry: Telemetry) -> Profile:
-        return await Server(alone, files, telemetry).measured()
+    async def measured(telemetry: Telemetry) -> Profiler:
+        return await Server(settings, files, telemetry).measured()
 
-    with TemporaryDirectory() as cache:
-        profile = settings.profile.model_copy(update={"enabled": True, "file": None, "cache": Path(cache)})
-        grpc = settings.grpc.model_copy(update={"bind": "127.0.0.1:0"})
-        alone = settings.model_copy(update={"profile": profile, "grpc": grpc})
-        found = _run(measured, TelemetrySettings(metrics_bind="127.0.0.1:0"))
-    out.mkdir(parents=True, exist_ok=True)
-    store.save(found, out / "profile.json")
-    store.save_csv(found, out / "profile.csv")
-    _log.info("wrote the profile", extra={"folder": str(out)})
-    return 0
+    return _run(measured, TelemetrySettings(metrics_bind="127.0.0.1:0"))
 
 
 def _serve(settings: ModelServerSettings, files: ModelFiles) -> int:

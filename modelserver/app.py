@@ -21,9 +21,7 @@ from modelserver.loop import EngineLoop, EngineState
 from modelserver.metrics import Metrics
 from modelserver.model_files import ModelFiles
 from modelserver.modes import Parts, tasks_of
-from modelserver.profile.measure import Profile
-from modelserver.profile.throughput import with_backlog
-from modelserver.registry import ENGINE_WINGS, MODES
+from modelserver.registry import ENGINE_WINGS, MODES, PROFILERS
 from modelserver.scheduler.embedding_steps import EmbeddingSteps
 from modelserver.scheduler.queued_batch import StepReport
 from modelserver.scheduler.step_queue import StepQueue
@@ -31,7 +29,7 @@ from modelserver.service.description import Description, describe
 from modelserver.service.servicer import ModelServerServicer, Serving
 from modelserver.service.tracing import batch_spans, no_span
 from modelserver.settings import ModelServerSettings
-from modelserver.startup import EngineStart, keep_profile, queue_bounds
+from modelserver.startup import EngineStart, Profiler, queue_bounds
 from modelserver.watch import PhaseWatchdog
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
@@ -80,12 +78,18 @@ class Server:
         self._states: asyncio.Queue[tuple[EngineState, Exception | None]] = asyncio.Queue()
         self._ended = asyncio.Event()
         self._stop = asyncio.Event()
-        self._stop_when_measured = False
+        self._stop_when_ready = False
         self._failure: Exception | None = None
         self._loop = asyncio.get_running_loop()
         self._watch = PhaseWatchdog()
         self._start = EngineStart(
-            settings, files, ENGINE_WINGS, lambda: self._metrics.fallbacks.add(1), self._launched, self._watch
+            settings,
+            files,
+            ENGINE_WINGS,
+            lambda: self._metrics.fallbacks.add(1),
+            self._launched,
+            self._watch,
+            next(iter(PROFILERS), Profiler)(settings, files),
         )
         self._degraded = ""
         self._parts = Parts(
@@ -146,14 +150,12 @@ class Server:
         _log.critical("the engine hangs", extra={"error": overdue})
         self._failure = EngineBroken(overdue)
 
-    async def measured(self) -> Profile:
-        """Start, measure the profile through the server, and stop. Raises CannotStart."""
-        self._stop_when_measured = True
-        if await self.run() or self._start.profile is None:
-            raise CannotStart(
-                "no profile was measured: see the log (one that generates measures its steps at each start)"
-            )
-        return self._start.profile
+    async def measured(self) -> Profiler:
+        """Start, stop as soon as the engine is ready, and return what measured it. Raises CannotStart."""
+        self._stop_when_ready = True
+        if await self.run():
+            raise CannotStart("the engine did not get ready: see the log")
+        return self._start.profiler
 
     async def _drain(self) -> None:
         """Set health to NOT_SERVING, refuse new work, finish accepted work, then close the port."""
@@ -198,10 +200,10 @@ class Server:
             return
         serving = state is EngineState.SERVING and not self._stop.is_set()
         if serving:
-            await self._measure_backlog()
+            await self._start.profiler.before_serving(self._queue, self._described())
             heap.freeze()
             self._announce()
-            if self._stop_when_measured:
+            if self._stop_when_ready:
                 self._stop.set()
         await self._set_health(serving=serving)
         if state is EngineState.REBUILDING:
@@ -222,14 +224,6 @@ class Server:
         self._engine_loop = self._engine_loop_of(error.tasks)
         self._engine_loop.start()
 
-    async def _measure_backlog(self) -> None:
-        """Add `backlog_tokens` to a profile that was measured here, before clients are served."""
-        profile = self._start.profile
-        if profile is None or profile.curve.backlog_tokens or self._settings.profile.file is not None:
-            return
-        self._start.profile = await with_backlog(profile, self._queue, self._described())
-        keep_profile(self._start.profile, self._settings, self._described().facts)
-
     def _described(self) -> Description:
         start = self._start
         assert start.facts is not None, "An engine serves whose facts are not known. This is a bug."
@@ -238,7 +232,7 @@ class Server:
             name,
             start.facts,
             self._files,
-            start.profile,
+            start.profiler.message,
             self._instance_id,
             generation=start.generation,
             degraded=self._degraded,

@@ -18,7 +18,10 @@ from modelserver.scheduler.queued_batch import Composition, StepReport
 from modelserver.scheduler.step_queue import StepQueue
 from modelserver.service.servicer import Serving
 from modelserver.settings import ModelServerSettings
-from modelserver.startup import EngineStart
+from modelserver.startup import EngineStart, Profiler
+
+Started = Callable[[ModelServerSettings, ModelFiles], Profiler]
+"""Runs a server until its engine is ready, for a command; returns what measured the engine. Raises CannotStart."""
 
 
 @dataclass(frozen=True, slots=True)

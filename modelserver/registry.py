@@ -8,10 +8,13 @@ from modelserver.engines.choice import Alternative, EngineWings
 from modelserver.engines.pooling import ReadLayer
 from modelserver.engines.rows import ReadRows
 from modelserver.modes import Mode
+from modelserver.startup import Profiler
 from modelserver.wings.both.mode import Both
 from modelserver.wings.direct.choice import choose_direct
 from modelserver.wings.generation.mode import Generation
 from modelserver.wings.modules.layers import LAYERS as SAVED_LAYERS
+from modelserver.wings.profile import command as profile
+from modelserver.wings.profile.profiler import SaturationProfiler
 from modelserver.wings.token_vectors.rows import read_rows as read_token_vectors
 
 ALTERNATIVES: Mapping[str, Alternative] = {
@@ -30,3 +33,11 @@ ROWS: tuple[ReadRows, ...] = (
     read_token_vectors,
 )  # fmt: skip
 """Readers of folders whose models give other rows than one vector a text; the first that finds some counts."""
+PROFILERS: tuple[type[Profiler], ...] = (
+    SaturationProfiler,
+)  # fmt: skip
+"""What measures an engine at the start; the first does."""
+COMMANDS = {
+    "profile": profile,
+}
+"""What runs instead of serving, by name; each module has a PURPOSE, add_arguments and run."""

@@ -101,16 +101,6 @@ class GrpcSettings(Group):
     """Each aggregator has one."""
 
 
-class ProfileSettings(Group):
-    """The saturation profile: how step time depends on tokens."""
-
-    enabled: bool = True
-    file: Path | None = None
-    cache: Path = Path("~/.cache/tokenbatch/profiles")
-    budget_s: ClassVar[float] = 15.0
-    """Enough for five runs of each size; a start that reads weights takes longer than that."""
-
-
 class SyntheticSettings(Group):
     """The synthetic engine (engine.kind=synthetic), for load tests and fault tests."""
 
@@ -167,11 +157,6 @@ class ModelServerSettings(Group):
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
     grpc: GrpcSettings = GrpcSettings()
-    profile: ProfileSettings = Field(
-        default=ProfileSettings(),
-        description="the saturation profile. enabled: measure it at the start; file: a profile that was measured"
-        " before, for this model and device; cache: folder of the profiles that were measured here",
-    )
     synthetic: SyntheticSettings = Field(
         default=SyntheticSettings(),
         description="for engine.kind synthetic, which computes nothing. fixed_s and per_token_s: time of a step;"

@@ -159,7 +159,7 @@ PURE = (
     "aggregator.wings.both.replica",
     "aggregator.wings.sla.controller",
     "aggregator.wings.sla.sla",
-    "modelserver.profile.saturation",
+    "modelserver.wings.profile.saturation",
 )
 """What decides, and knows no clock, thread or network."""
 

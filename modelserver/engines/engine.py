@@ -144,6 +144,15 @@ class Step(Protocol):
         ...
 
 
+class Measurable(Protocol):
+    """An engine whose steps can be timed: one that only embeds, or an idle one of both tasks."""
+
+    @property
+    def facts(self) -> EngineFacts: ...
+
+    def prepare(self, token_ids: IdArray, lengths: IdArray) -> Step: ...
+
+
 class Engine(Protocol):
     """One loaded model. Everything but `prepare` is called on the thread that built it."""
 

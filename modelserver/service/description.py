@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from modelserver.engines.engine import EngineFacts, Scoring, Task
 from modelserver.engines.rows import rows_of
 from modelserver.model_files import ModelFiles
-from modelserver.profile.measure import Profile
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 
@@ -23,7 +22,7 @@ def describe(
     name: str,
     facts: EngineFacts,
     files: ModelFiles,
-    profile: Profile | None,
+    profile: pb.SaturationProfile | None,
     instance_id: str,
     *,
     generation: pb.GenerationProfile | None = None,
@@ -47,7 +46,7 @@ def describe(
             normalizes=files.normalizes,
             query_prompt=files.query_prompt,
             document_prompt=files.document_prompt,
-            profile=_saturation(profile) if profile is not None else None,
+            profile=profile,
             engine=facts.kind,
             engine_version=facts.version,
             dtype=facts.dtype,
@@ -79,19 +78,3 @@ def _matryoshka(files: ModelFiles, dimensions: int) -> tuple[int, ...]:
     if files.matryoshka_dimensions or not files.is_matryoshka:
         return files.matryoshka_dimensions
     return tuple(range(1, dimensions + 1))
-
-
-def _saturation(profile: Profile) -> pb.SaturationProfile:
-    curve = profile.curve
-    return pb.SaturationProfile(
-        floor_s=curve.floor_s,
-        fixed_s=curve.fixed_s,
-        per_token_s=curve.per_token_s,
-        saturation_point=curve.saturation_point,
-        rule=curve.rule.value,
-        max_tokens=curve.max_tokens,
-        points=[pb.ProfilePoint(step_tokens=tokens, step_duration_s=time_s) for tokens, time_s in profile.points],
-        measured_at=profile.measured_at,
-        backlog_tokens=curve.backlog_tokens,
-        eager_s=curve.eager_s,
-    )

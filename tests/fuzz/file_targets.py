@@ -13,9 +13,9 @@ from aggregator.settings import aggregator as aggregator_settings
 from k8s.pod.settings import SettingsError, as_text, load
 from modelserver.all_settings import AllModelServerSettings
 from modelserver.errors import CannotStart
-from modelserver.profile import store as profile_store
-from modelserver.profile.measure import ProfileOwner, summary
 from modelserver.settings import ENV_PREFIX
+from modelserver.wings.profile import store as profile_store
+from modelserver.wings.profile.measure import ProfileOwner, summary
 from tests.fuzz.target import Cut, Target
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))  # noqa: S108 - memory

@@ -22,7 +22,7 @@ _OF_THE_CORE = (
     _HERE / "aggregator" / "sources" / "kafka",
     _HERE / "aggregator" / "wings" / "generation",
     _HERE / "aggregator" / "wings" / "sla",
-    _HERE / "modelserver" / "profile" / "test_saturation.py",
+    _HERE / "modelserver" / "wings" / "profile" / "test_saturation.py",
 )
 
 

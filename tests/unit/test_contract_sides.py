@@ -17,8 +17,8 @@ from aggregator.replicas import answers
 from aggregator.scheduler import curve as counted
 from aggregator.tokenizers import cache, tokenizer
 from modelserver import model_files
-from modelserver.profile import saturation as measured
 from modelserver.service import batch
+from modelserver.wings.profile import saturation as measured
 
 ROOT = Path(__file__).parents[2]
 BrokenRows = Callable[..., Any]

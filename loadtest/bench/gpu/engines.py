@@ -28,7 +28,7 @@ SIDES: Mapping[str, Mapping[str, str]] = {
 }
 _RUNNER = {V1: {"VLLM_USE_V2_MODEL_RUNNER": "0"}}
 _TIMEOUT_S = 240.0
-_QUICK = '{"modelserver.settings:ProfileSettings.budget_s": 3}'
+_QUICK = '{"modelserver.wings.profile.settings:ProfileSettings.budget_s": 3}'
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,11 @@ from modelserver.engines.choice import build
 from modelserver.engines.engine import Engine, Task
 from modelserver.model_files import ModelFiles
 from modelserver.process_env import needs_v1_runner, prepare_engine_env, reexecution
-from modelserver.profile.measure import measure, production_mix
 from modelserver.registry import ENGINE_WINGS
 from modelserver.settings import ENV_PREFIX, ModelServerSettings
-from modelserver.startup import profile_owner, sweep_plan, warm_up
+from modelserver.startup import warm_up
+from modelserver.wings.profile.measure import measure, production_mix
+from modelserver.wings.profile.profiler import owner_of, sweep_plan
 
 _SEED = 20_240_503
 _STEPS, _TRACED = 9, 3
@@ -49,7 +50,7 @@ def time_steps(settings: ModelServerSettings, files: ModelFiles, totals: Sequenc
     warm_up(engine)
     load_s = time.monotonic() - began_s
     facts = engine.facts
-    profile = measure(engine, profile_owner(settings, facts, files), sweep_plan(settings, facts))
+    profile = measure(engine, owner_of(settings, facts, files), sweep_plan(settings, facts))
     rng = np.random.default_rng(_SEED)
     steps = {total: _step(engine, total, rng) for total in totals if total <= facts.step_token_capacity}
     flops, bytes_per_s = device_limits(facts.dtype)

@@ -17,7 +17,7 @@ from modelserver.loop import EngineLoop
 from modelserver.model_files import ModelFiles
 from modelserver.modes import Parts
 from modelserver.settings import ModelServerSettings
-from modelserver.startup import load_profile, queue_bounds
+from modelserver.startup import queue_bounds
 from modelserver.wings.both.alone import EmbeddingsAlone
 from modelserver.wings.both.embedding import embedding_of
 from modelserver.wings.both.embedding_batches import EmbeddingBatches
@@ -94,8 +94,7 @@ class MixedStart(GenerationStart[MixedGenerator]):
 
     @override
     def measure(self, engine: MixedGenerator) -> None:
-        start = self.start
-        start.profile = load_profile(EmbeddingsAlone(engine), start.settings, start.files)
+        self.start.profiler.built(EmbeddingsAlone(engine))
 
 
 def build(settings: ModelServerSettings, files: ModelFiles) -> MixedGenerator:

@@ -39,7 +39,6 @@ from modelserver.settings import (  # noqa: E402
     GrpcSettings,
     ModelServerSettings,
     ModelSettings,
-    ProfileSettings,
 )
 from protos.embedding.v1 import embedding_pb2, embedding_pb2_grpc  # noqa: E402
 from protos.modelserver.v1 import modelserver_pb2, modelserver_pb2_grpc  # noqa: E402
@@ -108,7 +107,6 @@ def serve(shape: str, folder: Path, port: int) -> None:
             dtype="float32", step_tokens=STEP_TOKENS, vllm_options={"num_gpu_blocks_override": CACHE_BLOCKS}
         ),
         grpc=GrpcSettings(bind=f"127.0.0.1:{port}"),
-        profile=ProfileSettings(enabled=False),
     )
     telemetry = process_telemetry.start(TelemetrySettings(metrics_bind="127.0.0.1:0"), "modelserver")
 

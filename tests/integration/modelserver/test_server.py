@@ -8,7 +8,6 @@ import signal
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
@@ -25,7 +24,7 @@ from modelserver.app import Server
 from modelserver.engines.choice import Choice
 from modelserver.engines.engine import CountLaunch, Engine, Launch
 from modelserver.model_files import ModelFiles
-from modelserver.settings import EngineSettings, GrpcSettings, ModelServerSettings, ProfileSettings
+from modelserver.settings import EngineSettings, GrpcSettings, ModelServerSettings
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 from tests.support.fake_step_engine import DEADLY, POISON, WAIT_S, FakeStepEngine
@@ -82,17 +81,16 @@ class Running:
                 return
 
 
-def settings_of(tmp_path: Path) -> ModelServerSettings:
+def settings_of() -> ModelServerSettings:
     return ModelServerSettings(
         grpc=GrpcSettings(bind=f"127.0.0.1:{free_ports(1)[0]}").model_copy(update={"drain_timeout_s": 2.0}),
         engine=EngineSettings(kind="core"),
-        profile=ProfileSettings(enabled=False, cache=tmp_path),
     )
 
 
 @asynccontextmanager
 async def running(
-    tmp_path: Path, files: ModelFiles, monkeypatch: pytest.MonkeyPatch, *engines: Planned, fallback: str = ""
+    files: ModelFiles, monkeypatch: pytest.MonkeyPatch, *engines: Planned, fallback: str = ""
 ) -> AsyncGenerator[Running]:
     left = iter(engines)
 
@@ -110,7 +108,7 @@ async def running(
 
     monkeypatch.setattr(startup, "build", build)
     monitoring = telemetry.start(TelemetrySettings(metrics_bind="127.0.0.1:0"), "modelserver")
-    settings = settings_of(tmp_path)
+    settings = settings_of()
     server = Server(settings, files, monitoring)
     ended = asyncio.create_task(server.run())
     async with grpc.aio.insecure_channel(settings.grpc.bind) as channel:
@@ -134,9 +132,9 @@ Run = Callable[..., Any]
 
 
 @pytest.fixture
-def run(tmp_path: Path, files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> Run:
     def start(*engines: Planned, fallback: str = "") -> Any:
-        return running(tmp_path, files, monkeypatch, *engines, fallback=fallback)
+        return running(files, monkeypatch, *engines, fallback=fallback)
 
     return start
 

@@ -41,5 +41,5 @@ def test_help_says_every_setting_its_choices_and_its_default() -> None:
     text = help_text(AllModelServerSettings, ENV_PREFIX)
     assert f"{ENV_PREFIX}ENGINE__DTYPE  <auto|float32|bfloat16|float16>  [default auto]" in text
     assert f"{ENV_PREFIX}MODEL__PATH  <text>  [default empty]" in text
-    assert f'{ENV_PREFIX}PROFILE  <mapping>  [default {{"enabled": true,' in text
-    assert text.count(ENV_PREFIX) == 20
+    assert f'{ENV_PREFIX}SYNTHETIC  <mapping>  [default {{"fixed_s": 0.002,' in text
+    assert text.count(ENV_PREFIX) == 22

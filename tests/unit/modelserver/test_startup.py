@@ -1,27 +1,23 @@
-"""How an engine is brought up, and where its profile comes from."""
+"""How an engine is brought up."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from typing_extensions import override
 
 from modelserver import model_files, startup
 from modelserver.engines.choice import Choice, EngineWings, uncounted
-from modelserver.engines.engine import StepThreads, Task
-from modelserver.errors import CannotStart
+from modelserver.engines.engine import Measurable, StepThreads, Task
 from modelserver.model_files import ModelFiles
-from modelserver.profile import store
-from modelserver.settings import (
-    ModelServerSettings,
-    ModelSettings,
-    ProfileSettings,
-)
-from modelserver.startup import EngineStart, keep_profile, load_profile
+from modelserver.scheduler.step_queue import StepQueue
+from modelserver.service.description import describe
+from modelserver.settings import ModelServerSettings
+from modelserver.startup import EngineStart, Profiler
 from modelserver.watch import TIMEOUTS_S, PhaseWatchdog
 from tests.support.fake_step_engine import FakeStepEngine, facts_of
 
 WATCH = PhaseWatchdog()
+SETTINGS = ModelServerSettings()
 
 
 @pytest.fixture(scope="module")
@@ -36,73 +32,48 @@ def engine() -> FakeStepEngine:
     return engine
 
 
-def settings_of(folder: Path, **changes: object) -> ModelServerSettings:
-    profile = ProfileSettings.model_validate({"cache": folder, **changes})
-    return ModelServerSettings(profile=profile.model_copy(update={"budget_s": -1.0}))
+class Recorder(Profiler):
+    """Keeps the engines that it is to measure, and after how many of their steps."""
+
+    def __init__(self, settings: ModelServerSettings, files: ModelFiles) -> None:
+        super().__init__(settings, files)
+        self.asked: list[tuple[Measurable, int, StepThreads | None]] = []
+
+    @override
+    def built(self, engine: Measurable, threads: StepThreads | None = None) -> None:
+        assert isinstance(engine, FakeStepEngine)
+        self.asked.append((engine, len(engine.steps), threads))
 
 
-def test_a_measured_profile_is_cached_and_not_measured_again(
-    tmp_path: Path, files: ModelFiles, engine: FakeStepEngine
+def test_each_engine_that_is_built_is_warmed_up_and_measured(
+    files: ModelFiles, engine: FakeStepEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = settings_of(tmp_path)
-    measured = load_profile(engine, settings, files)
-    assert measured is not None
-    assert measured.curve.max_tokens == 64
-    keep_profile(measured, settings, engine.facts)
-    steps = len(engine.steps)
-    assert load_profile(engine, settings, files) == measured
-    assert len(engine.steps) == steps
-
-
-def test_a_cache_that_cannot_be_written_is_no_reason_not_to_serve(
-    tmp_path: Path, files: ModelFiles, engine: FakeStepEngine
-) -> None:
-    (tmp_path / "file").touch()
-    settings = settings_of(tmp_path / "file" / "folder")
-    measured = load_profile(engine, settings, files)
-    assert measured is not None
-    keep_profile(measured, settings, engine.facts)
-
-
-def test_a_supplied_profile_is_taken_and_a_foreign_one_refused(
-    tmp_path: Path, files: ModelFiles, engine: FakeStepEngine
-) -> None:
-    measured = load_profile(engine, settings_of(tmp_path / "cache"), files)
-    assert measured is not None
-    store.save(measured, tmp_path / "profile.json")
-    supplied = settings_of(tmp_path / "other", file=tmp_path / "profile.json")
-    assert load_profile(engine, supplied, files) == measured
-    foreign = ModelServerSettings(profile=supplied.profile, model=ModelSettings(name="another"))
-    with pytest.raises(CannotStart, match="its model is 'all-minilm-l6-v2', not 'another'"):
-        load_profile(engine, foreign, files)
-
-
-def test_without_a_profile_none_is_published(tmp_path: Path, files: ModelFiles, engine: FakeStepEngine) -> None:
-    assert load_profile(engine, settings_of(tmp_path, enabled=False), files) is None
-    assert engine.steps == []
-
-
-def test_a_fallback_is_told_and_a_rebuild_measures_nothing_again(
-    tmp_path: Path, files: ModelFiles, engine: FakeStepEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    built = [StepThreads(2, lambda _: None), StepThreads(2, lambda _: None)]
-    choices = [Choice(engine, "it disagrees", threads) for threads in built]
+    threads = [StepThreads(2, lambda _: None), StepThreads(2, lambda _: None)]
+    choices = [Choice(engine, "it disagrees", each) for each in threads]
     monkeypatch.setattr(startup, "build", lambda *_: choices.pop(0))
-    bounds = [64]
-    monkeypatch.setattr(startup, "measure_threads", lambda *_: bounds.pop())
     told: list[int] = []
-    start = EngineStart(settings_of(tmp_path), files, EngineWings(), lambda: told.append(1), uncounted, WATCH)
+    recorder = Recorder(SETTINGS, files)
+    start = EngineStart(SETTINGS, files, EngineWings(), lambda: told.append(1), uncounted, WATCH, recorder)
     start.batches(Task.EMBED)
-    first, steps = start.profile, len(engine.steps)
     start.batches(Task.EMBED)
-    assert told == [1, 1]
-    assert start.profile is first
-    assert len(engine.steps) == steps + 1, "only the warm-up ran again"
-    assert [threads.threaded_tokens for threads in built] == [64, 64]
+    assert told == [1, 1], "each fallback is told"
+    assert recorder.asked == [(engine, 1, threads[0]), (engine, 2, threads[1])]
+
+
+async def test_without_a_wing_nothing_is_measured_and_no_profile_published(
+    files: ModelFiles, engine: FakeStepEngine
+) -> None:
+    profiler, threads = Profiler(SETTINGS, files), StepThreads(2, lambda _: None)
+    profiler.built(engine, threads)
+    description = describe("m", engine.facts, files, profiler.message, "1")
+    await profiler.before_serving(StepQueue(lambda: 0.0), description)
+    assert engine.steps == []
+    assert threads.threaded_tokens == 0, "each step gets all threads"
+    assert not description.message.HasField("profile")
 
 
 def test_a_rebuild_that_hangs_is_overdue_as_the_first_load_is(
-    tmp_path: Path, files: ModelFiles, engine: FakeStepEngine, monkeypatch: pytest.MonkeyPatch
+    files: ModelFiles, engine: FakeStepEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s, overdue = 0.0, list[str | None]()
     watch = PhaseWatchdog({**TIMEOUTS_S, "load": 1.0}, lambda: now_s)
@@ -114,7 +85,8 @@ def test_a_rebuild_that_hangs_is_overdue_as_the_first_load_is(
         return Choice(engine)
 
     monkeypatch.setattr(startup, "build", build)
-    start = EngineStart(settings_of(tmp_path), files, EngineWings(), lambda: None, uncounted, watch)
+    profiler = Profiler(SETTINGS, files)
+    start = EngineStart(SETTINGS, files, EngineWings(), lambda: None, uncounted, watch, profiler)
     start.batches(Task.EMBED)
     start.batches(Task.EMBED)
     assert overdue == [None, "load takes longer than 1 s"]

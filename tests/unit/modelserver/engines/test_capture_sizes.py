@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from modelserver.engines.model_config import capture_sizes
-from modelserver.profile.saturation import sweep_tokens
+from modelserver.wings.profile.saturation import sweep_tokens
 
 
 def test_a_step_is_padded_by_half_at_most_and_the_largest_fills_it() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from modelserver.engines.engine import Activation, Scoring, Task
 from modelserver.model_files import ModelFiles
-from modelserver.profile.measure import Profile, ProfileOwner, known
 from modelserver.scheduler.queued_batch import Answer, Composition, MergeLimits, StepReport
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 from modelserver.service.description import Description, describe
@@ -24,26 +23,8 @@ FILES = ModelFiles(Path("m"), "r1", {}, "f1", True, "q: ", "d: ", False, (), 100
 FACTS = facts_of()
 
 
-def profile(max_tokens: int = 1024) -> Profile:
-    owner = ProfileOwner("m", "r1", "float32", "direct", "0.32", "cpu")
-    return known(lambda tokens: max(0.010, 0.004 + 2e-5 * tokens), owner, max_tokens)
-
-
-def description(measured: Profile | None = None) -> Description:
-    return describe("m", FACTS, FILES, measured, "instance-1")
-
-
-def test_the_published_profile_names_its_rule_and_how_far_was_measured() -> None:
-    """Without them a saturation point means nothing to who reads it."""
-    for max_tokens in (512, 1024):
-        measured = profile(max_tokens)
-        told = description(measured).message.profile
-        assert (told.rule, told.max_tokens) == ("hinge", max_tokens)
-        assert told.saturation_point == measured.curve.saturation_point
-        assert (told.floor_s, told.fixed_s) == (measured.curve.floor_s, measured.curve.fixed_s)
-        assert told.per_token_s == measured.curve.per_token_s
-        assert [(point.step_tokens, point.step_duration_s) for point in told.points] == list(measured.points)
-        assert told.measured_at == measured.measured_at
+def description() -> Description:
+    return describe("m", FACTS, FILES, None, "instance-1")
 
 
 def test_a_classifier_is_told_with_its_labels_and_how_it_takes_pairs() -> None:

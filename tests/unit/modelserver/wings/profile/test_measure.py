@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from modelserver.engines.engine import EngineFacts, IdArray, Matrix
 from modelserver.errors import CannotStart
-from modelserver.profile import store
-from modelserver.profile.measure import (
+from modelserver.wings.profile import store
+from modelserver.wings.profile.measure import (
     Profile,
     ProfileOwner,
     SweepPlan,
@@ -26,7 +26,8 @@ from modelserver.profile.measure import (
     production_mix,
     sweep,
 )
-from modelserver.profile.saturation import Rule, sweep_tokens
+from modelserver.wings.profile.profiler import described
+from modelserver.wings.profile.saturation import Rule, sweep_tokens
 from tests.support.fake_step_engine import facts_of
 
 OWNER = ProfileOwner("m", "r1", "float32", "direct", "0.32", "cpu")
@@ -258,3 +259,16 @@ def test_a_backlog_gains_until_a_hundredth_is_left_but_not_past_a_hinge() -> Non
     assert backlog_tokens([(size, 0.020 / 600 * size) for size in batch_sizes(600, 16384)]) == 600
     assert batch_sizes(5000, 4096) == (4096,)
     assert backlog_tokens([(4096, 0.1)]) == 4096
+
+
+def test_the_published_profile_names_its_rule_and_how_far_was_measured() -> None:
+    """Without them a saturation point means nothing to who reads it."""
+    for max_tokens in (512, 1024):
+        measured = known(curve_s, OWNER, max_tokens)
+        told = described(measured)
+        assert (told.rule, told.max_tokens) == ("hinge", max_tokens)
+        assert told.saturation_point == measured.curve.saturation_point
+        assert (told.floor_s, told.fixed_s) == (measured.curve.floor_s, measured.curve.fixed_s)
+        assert told.per_token_s == measured.curve.per_token_s
+        assert [(point.step_tokens, point.step_duration_s) for point in told.points] == list(measured.points)
+        assert told.measured_at == measured.measured_at

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from modelserver.errors import CannotStart
-from modelserver.profile.measure import Profile, ProfileOwner, SweepPlan
-from modelserver.profile.saturation import Curve, Rule
+from modelserver.wings.profile.measure import Profile, ProfileOwner, SweepPlan
+from modelserver.wings.profile.saturation import Curve, Rule
 
 _LATER = {"options": "{}", "graphs": ""}
 """Parts of an owner that releases before them did not have, as they are where nothing is set."""

@@ -9,8 +9,8 @@ from statistics import median
 
 import numpy as np
 
-from modelserver.engines.engine import StepThreads
-from modelserver.profile.measure import Measurable, production_mix
+from modelserver.engines.engine import Measurable, StepThreads
+from modelserver.wings.profile.measure import production_mix
 
 _log = logging.getLogger(__name__)
 

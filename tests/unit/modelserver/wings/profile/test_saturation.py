@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelserver.profile.saturation import Curve, Rule, fit, fit_captured, sweep_tokens
+from modelserver.wings.profile.saturation import Curve, Rule, fit, fit_captured, sweep_tokens
 
 T_MAX = 8192
 SEEDS = range(20)

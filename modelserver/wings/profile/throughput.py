@@ -17,10 +17,10 @@ from statistics import median
 import grpc
 import numpy as np
 
-from modelserver.profile.measure import Profile, backlog_tokens, batch_sizes, production_mix
 from modelserver.scheduler.step_queue import StepQueue
 from modelserver.service.description import Description
 from modelserver.service.servicer import ModelServerServicer, Serving
+from modelserver.wings.profile.measure import Profile, backlog_tokens, batch_sizes, production_mix
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from modelserver.engines.engine import EngineFacts, IdArray, Matrix, StepThreads
-from modelserver.profile.threads import measure_threads
+from modelserver.wings.profile.threads import measure_threads
 from tests.support.fake_step_engine import facts_of
 
 FACTS = replace(facts_of(step_tokens=4096, step_queries=1365, max_input_tokens=256), dimensions=1)

@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
-from typing import Protocol
 
 import numpy as np
 
-from modelserver.engines.engine import EngineFacts, IdArray, Step
+from modelserver.engines.engine import EngineFacts, IdArray, Measurable
 from modelserver.errors import CannotStart
-from modelserver.profile.saturation import MIN_TOTALS, Curve, fit, fit_captured, sweep_tokens
+from modelserver.wings.profile.saturation import MIN_TOTALS, Curve, fit, fit_captured, sweep_tokens
 
 _log = logging.getLogger(__name__)
 
@@ -27,15 +26,6 @@ _WORTH = 0.99
 """Share of peak throughput. Where larger batches gain nothing, as past a hinge, the saturation point reaches it."""
 PRODUCTION_LENGTHS = (10, 10, 10, 10, 10, 10, 11, 11, 11, 11, 11, 12, 12, 12, 12, 13, 13, 14, 15, 17)
 """Lengths in tokens of short queries, as twenty quantiles: the NQ-open questions, as MiniLM's tokenizer counts."""
-
-
-class Measurable(Protocol):
-    """An engine that only embeds, or an idle engine of both tasks."""
-
-    @property
-    def facts(self) -> EngineFacts: ...
-
-    def prepare(self, token_ids: IdArray, lengths: IdArray) -> Step: ...
 
 
 @dataclass(frozen=True, slots=True)

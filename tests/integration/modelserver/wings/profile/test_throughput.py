@@ -14,13 +14,14 @@ import pytest
 from modelserver.engines.synthetic import SyntheticEngine
 from modelserver.loop import EngineLoop, EngineState
 from modelserver.model_files import ModelFiles
-from modelserver.profile.measure import ProfileOwner, known
-from modelserver.profile.throughput import with_backlog
 from modelserver.scheduler.embedding_steps import EmbeddingSteps
 from modelserver.scheduler.queued_batch import MergeLimits
 from modelserver.scheduler.step_queue import QueueBounds, StepQueue
 from modelserver.service.description import Description, describe
 from modelserver.watch import PhaseWatchdog
+from modelserver.wings.profile.measure import ProfileOwner, known
+from modelserver.wings.profile.profiler import described
+from modelserver.wings.profile.throughput import with_backlog
 from tests.support.fake_step_engine import facts_of
 
 FILES = ModelFiles(Path("m"), "r1", {}, "f1", True, "", "", False, (), 1000, 2, 20)
@@ -43,7 +44,7 @@ async def serving(engine: SyntheticEngine) -> AsyncGenerator[tuple[StepQueue, De
     engine_loop = EngineLoop(lambda: engine, steps, show, PhaseWatchdog())
     engine_loop.start()
     await ready.wait()
-    yield queue, describe("m", FACTS, FILES, PROFILE, "1")
+    yield queue, describe("m", FACTS, FILES, described(PROFILE), "1")
     queue.close()
     assert await asyncio.to_thread(engine_loop.join, 10.0)
 
