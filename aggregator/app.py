@@ -66,27 +66,27 @@ _LOG = logging.getLogger(__name__)
 BROKERS: Sequence[Broker] = [
     REDIS_BROKER,
 ]
-"""What requests are read from beside Kafka."""
+"""Brokers beside Kafka."""
 AUTHENTICATION: Sequence[Callable[[GrpcSettings], Authentication | None]] = [
     open_authentication,
 ]
-"""How callers may have to authenticate."""
+"""The ways to authenticate a caller; the first that the settings enable counts."""
 ENVELOPES: Sequence[EnvelopeFormat] = [
     CLOUD_EVENTS,
 ]
-"""What a record of Kafka may be in."""
+"""The envelopes that a record's value may have."""
 EXTENSIONS: Sequence[Extension] = [
     BATCHES,
 ]
-"""What else is served over HTTP, with a source of its own."""
+"""Routes over HTTP that bring a source with them: a batch, for one, is uploaded now and computed later."""
 PAGES: Sequence[Callable[[AggregatorState], Pages]] = [
     live_pages,
 ]
-"""What else the monitoring port shows."""
+"""Further pages of the monitoring port."""
 STATIC_PATHS: Sequence[Mapping[str, Callable[[], Static]]] = [
     OPENAPI,
 ]
-"""What the routes over HTTP answer beside requests, the same to everybody."""
+"""Documents that the HTTP port answers a GET with, the same for every caller."""
 _CLOSE_TIMEOUT_S = 5.0  # to commit and disconnect; twice of it is kept of the grace period
 _CLAIMED_BATCHES = 8
 """For each server: one runs, one is staged, some are on their way, and the rest is there to choose from."""

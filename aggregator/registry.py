@@ -68,4 +68,4 @@ REPLICAS: Sequence[NewReplica] = (
 PROGRESS: Sequence[OpenProgress] = (
     Deltas.opened,
 )  # fmt: skip
-"""What is written to Kafka of requests that are not complete yet."""
+"""Writers of records about requests that are not complete yet."""

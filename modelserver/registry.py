@@ -36,7 +36,7 @@ ROWS: tuple[ReadRows, ...] = (
 PROFILERS: tuple[type[Profiler], ...] = (
     SaturationProfiler,
 )  # fmt: skip
-"""What measures an engine at the start; the first does."""
+"""Measures an engine at the start; the first counts."""
 COMMANDS = {
     "profile": profile,
 }

@@ -29,7 +29,7 @@ _QUEUE_STEPS = 8
 class Profiler:
     """Measures an engine at the start. This one measures nothing; the wing `profile` does.
 
-    Without a profile aggregators fill steps to their capacity, and each step gets all threads of the engine.
+    Without a profile aggregators guess the time of a step until replies correct it, and each step gets all threads.
     """
 
     def __init__(self, settings: ModelServerSettings, files: ModelFiles) -> None:

@@ -73,9 +73,9 @@ class Costs:
             self.charge(model, task, account, tokens * each_s)
 
     def count(self, model: str, task: str, tenant: str, tokens: int) -> None:
-        """So many tokens of a tenant were computed."""
+        """Add to the tokens that were computed for a tenant."""
         self._tokens.add(tokens, self._labels[self.account(tenant)], model, task)
 
     def charge(self, model: str, task: str, account: int, seconds: float) -> None:
-        """Time of the engines fell to a tenant; an account that no tenant has is that of the others."""
+        """Add to the engine time of an account; one that no tenant has counts as that of the others."""
         self._seconds.add(seconds, self._labels[account if account < len(self._labels) else REST], model, task)

@@ -11,13 +11,13 @@ from aggregator.scheduler.work_item import Task
 
 
 class Observer:
-    """One that is told of batches and answers on the event loop. This one ignores them; `wings/page` draws them."""
+    """Follows batches and answers, on the event loop. This one ignores them; `wings/page` draws them."""
 
     def batch_done(self, batch: Batch, task: Task, report: StepReport, now_s: float) -> None:
-        """A batch was computed; of prompts: each has its first token."""
+        """A batch was computed. A batch of prompts is computed once each has its first token."""
 
     def batch_failed(self, batch: Batch, task: Task, code: Code, now_s: float) -> None:
         """A batch failed as a whole."""
 
     def answered(self, source: str, latencies_s: Sequence[float], queries: int) -> None:
-        """Requests of a source with so many queries in all were answered, so many seconds after their intake."""
+        """Requests of a source were answered: `latencies_s` of each since its intake, `queries` of all together."""

@@ -94,7 +94,7 @@ class Tracing:
         return self._open(f"process {model}", kind, attributes, _links(parent for _, parent in origins))
 
     def child(self, request: Request, name: str, attributes: Mapping[str, str | int], start_ns: int) -> Span:
-        """A span of work for one request that began at `start_ns` (Unix), as its child; whoever asks for it ends it."""
+        """Start a span for a part of one request's work, as its child. The caller ends it; `start_ns` is Unix time."""
         parent = _context(request.traceparent) or Context()  # not in the batch's span
         return self._tracer.start_span(name, parent, SpanKind.CLIENT, attributes, start_time=start_ns)
 

@@ -1,4 +1,4 @@
-"""What a report of one aggregator is read from."""
+"""The state of one aggregator that reports read."""
 
 from __future__ import annotations
 

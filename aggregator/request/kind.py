@@ -131,7 +131,7 @@ class Kind(ABC):
         return inf
 
     def poison(self, request: Request) -> Sequence[bytes]:
-        """What is refused beside the sequence that made engines fail."""
+        """The inputs that are refused beside the one that made engines fail."""
         del request
         return ()
 

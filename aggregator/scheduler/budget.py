@@ -60,7 +60,7 @@ class ServiceLevel(ABC):
 
     @abstractmethod
     def controller(self, limits: StepLimits, step_time_s: Callable[[int], float]) -> BudgetController:
-        """One replica's budget controller; `step_time_s`: what a step of so many tokens takes, as it was measured."""
+        """A budget controller for one replica; `step_time_s` gives the seconds of a step by its tokens, as measured."""
 
 
 NewServiceLevel = Callable[[], ServiceLevel]

@@ -50,7 +50,7 @@ class Speed:
         return tokens if fits else curve.captured_within(tokens)
 
     def learn(self, tokens: int, duration_s: float) -> None:
-        """Learn from a step of so many tokens; a guess takes its level from the first."""
+        """Learn from one step: its tokens and its seconds. The first step sets the level of a guessed curve."""
         curve = self._curve
         if self._guessed and 0.0 < duration_s < inf:
             ratio = duration_s / curve.time_s(tokens)

@@ -1,4 +1,4 @@
-"""What the composition root and `--check` call of a kind of broker."""
+"""The interface of a broker beside Kafka."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aggregator.settings.aggregator import AggregatorSettings
 
 @dataclass(frozen=True, slots=True)
 class BrokerParts:
-    """What a broker's source is made of.
+    """The parts that a broker's source is made of.
 
     `kinds`: the tasks of this aggregator. `default_model`: of requests that name none. `room`: tokens that a model's
     servers can take soon. `intake`: the part of the ledger of sources that pause. `dimensions`: of a model's vectors,
@@ -35,10 +35,10 @@ class BrokerParts:
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A kind of broker, by two functions, which return None where its settings do not enable it.
+    """Two functions, which return None where the settings do not enable the broker.
 
-    `open` makes its source. `check` is given a time-out (s), and returns the broker's name and what tries it: that
-    returns warnings, and raises StartError.
+    `open` makes the source. `check` takes a time-out (s), for `--check`: it returns the broker's name, and a coroutine
+    that tries the broker and returns warnings. Both raise StartError.
     """
 
     open: Callable[[AggregatorSettings, BrokerParts], Source | None]

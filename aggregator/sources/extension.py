@@ -1,4 +1,4 @@
-"""What the composition root and `--check` call of a part that serves routes of its own behind the HTTP door."""
+"""The interface of an extension: routes over HTTP, and a source that computes what they took."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from aggregator.sources.http.listener import HttpSource
 
 @dataclass(frozen=True, slots=True)
 class ExtensionParts:
-    """What it is made of.
+    """The parts that an extension is made of.
 
-    `intake`: the part of the ledger of sources that pause. `forget`: drops waiting requests, which others compute.
+    `http`: None if that port is closed. `intake`: the part of the ledger of sources that pause. `forget`: drops waiting
+    requests, which others compute.
     """
 
     http: HttpSource | None
@@ -27,10 +28,10 @@ class ExtensionParts:
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """Two functions, which return None where its settings do not enable it.
+    """Two functions, which return None where the settings do not enable the extension.
 
-    `open` makes its source, and mounts its routes. `check` is given a time-out (s), and returns a name and what tries
-    it: that returns warnings. Both raise StartError.
+    `open` mounts the routes and makes the source. `check` takes a time-out (s), for `--check`: it returns a name, and a
+    coroutine that tries the extension and returns warnings. Both raise StartError.
     """
 
     open: Callable[[AggregatorSettings, ExtensionParts], Source | None]

@@ -26,7 +26,7 @@ def limit() -> int | None:
 
 
 def connections(wanted: int, ports: int = 1) -> int:
-    """How many connections each of so many ports takes: `wanted`, or fewer, so that none takes what another needs."""
+    """The connections that each of `ports` ports takes: `wanted`, or fewer, so that none takes what another needs."""
     most = limit()
     return wanted if most is None else max(1, min(wanted, (most - min(_KEPT, most // 2)) // max(1, ports)))
 

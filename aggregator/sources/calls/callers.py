@@ -48,7 +48,7 @@ class CertificateNames:
 
 
 class Authentication(ABC):
-    """Who may call. Without one anybody may, and names a tenant or none; `wings/authentication` has one."""
+    """Identifies callers. Without one anybody may call, and name a tenant; `wings/authentication` has one."""
 
     @abstractmethod
     def identify(self, authorization: str, certificate: Callable[[], CertificateNames]) -> Caller:

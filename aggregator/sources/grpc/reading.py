@@ -305,7 +305,7 @@ def _certificate(context: Context) -> CertificateNames:
 
 
 class RpcService(ABC):
-    """A service, whose calls are answered by methods of its own."""
+    """A gRPC service: its name, and a handler for each of its methods."""
 
     name: ClassVar[str]
 

@@ -18,6 +18,7 @@ from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.http.vectors import VectorList
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS
 from aggregator.sources.wire.fields import MAX_INT32
+from aggregator.sources.wire.message import check_count
 from protos.embedding.v1 import embedding_pb2 as pb
 
 INPUT_TYPES = {
@@ -203,18 +204,13 @@ class EmbeddingsReader:
             many = decode_body(_MANY_IDS, raw, "input") if first == b"[" else [decode_body(_IDS, raw, "input")]
             if asked.late_chunking:
                 raise FieldError("expected the texts of a document's chunks, as late_chunking is set", "input")
-            _check_count(len(many), max_inputs)
+            check_count(len(many), max_inputs, "inputs", "input", FieldError)
             return [pb.Input(token_ids=pb.TokenIds(ids=ids)) for ids in many]
         texts = decode_body(_TEXTS, raw, "input")
-        _check_count(len(texts), max_inputs)
+        check_count(len(texts), max_inputs, "inputs", "input", FieldError)
         if asked.late_chunking:
             return (pb.Input(chunks=pb.Chunks(texts=texts)),)
         return [pb.Input(text=text) for text in texts]
-
-
-def _check_count(count: int, max_inputs: int) -> None:
-    if count > max_inputs:
-        raise FieldError(f"{count} inputs: at most {max_inputs} are taken", "input")
 
 
 def check_nesting(raw: bytes, field: str) -> None:

@@ -82,31 +82,31 @@ class AnsweredCall(Call):
 
 
 class Mounted(ABC):
-    """Routes of another part, below paths of its own."""
+    """Routes that an extension serves."""
 
     @abstractmethod
     def takes(self, path: str) -> bool:
-        """Whether a path is one of its own."""
+        """Whether the extension serves this path."""
 
     @abstractmethod
     def pattern(self, path: str) -> str:
-        """The route of a path, without what a caller names in it; empty if it is none."""
+        """The route of a path, with a placeholder for each name that a caller put in; empty for an unknown path."""
 
     @abstractmethod
     def open(self, exchange: HttpExchange) -> None:
-        """The head of a call is there, and the call holds its room. Raises TokenbatchError or HttpError."""
+        """Serve a call whose head was read and whose room is reserved. Raises TokenbatchError or HttpError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A POST that is served by a part of its own. `whole`: its body where the answer is one message."""
+    """A POST that a wing serves itself. `whole`: the form of its body where the answer is one message."""
 
     serve: Serve
     whole: Form
 
 
 OpenRoutes = Callable[["OpenAIService"], Mapping[str, Route]]
-"""The routes of a part, by path. Used by `wings/generation`."""
+"""Opens the routes of a wing, by path; `wings/generation` has some."""
 
 
 class OpenAIService(Service):

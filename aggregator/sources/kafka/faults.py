@@ -35,7 +35,9 @@ class Decoded:
 
 
 ReadByHand = Callable[[Any, TopicPartition, int, int], Awaitable[Decoded | None]]
-"""Reads what aiokafka cannot decode, with a client, from an offset on, so many records; None: the partition waits."""
+"""Reads records that aiokafka cannot decode: of a client, from an offset on, at most a number of them.
+
+None: the partition waits."""
 
 
 async def wait_for_people(client: Any, tp: TopicPartition, offset: int, max_records: int) -> None:

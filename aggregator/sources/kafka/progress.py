@@ -15,7 +15,7 @@ from aggregator.sources.kafka.producer import KafkaProducer
 
 @dataclass(frozen=True, slots=True)
 class ProgressParts:
-    """What writes progress is made of. `known`: whether a model is configured."""
+    """The parts that a writer of progress is made of. `known`: whether a model is configured."""
 
     settings: KafkaSettings
     producer: KafkaProducer
@@ -25,11 +25,11 @@ class ProgressParts:
 
 
 class Progress(ABC):
-    """Writes what is new of requests. Used by `wings/generation`."""
+    """Writes records about requests in progress; `wings/generation` writes texts as they grow."""
 
     @abstractmethod
     def grew(self, request: Request) -> None:
-        """A request has something new."""
+        """A request has grown."""
 
     @abstractmethod
     def end(self, requests: Sequence[Request]) -> list[OutgoingRecord]:

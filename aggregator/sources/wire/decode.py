@@ -20,7 +20,7 @@ from aggregator.errors import InvalidRequest
 from aggregator.request.kind import Parts
 from aggregator.request.request import Chunks, Defaults, Failure, Input, Options, Outcome
 from aggregator.sources.wire.fields import BYTES, MAX_INT32, ONE_BYTE, count_token_ids, fields
-from aggregator.sources.wire.message import OTHER_MARKS, check_marks, choices, decode_checked, json_object
+from aggregator.sources.wire.message import OTHER_MARKS, check_count, check_marks, choices, decode_checked, json_object
 from protos.embedding.v1 import embedding_pb2 as pb
 
 SMALL_BYTES = 32 * 1024
@@ -203,8 +203,7 @@ def parts(message: pb.EmbedRequest, defaults: Defaults) -> Parts:
     inputs = message.inputs
     count = len(inputs)
     if not 0 < count <= defaults.max_inputs:
-        limit = "at least one input is needed" if not count else f"at most {defaults.max_inputs} are taken"
-        raise InvalidRequest(f"{count} inputs: {limit}", "inputs")
+        check_count(count, defaults.max_inputs, "inputs", "inputs")
     first = inputs[0]
     values: Sequence[Input] = (first.text,)
     outcomes: Sequence[Outcome | None] = _ONE_OPEN

@@ -131,7 +131,7 @@ def parse(
         model_revision=message.model_revision,
         inputs=inputs,
         options=options,
-        priority=priority_of(message.priority, defaults.priority),
+        priority=class_of(message.priority, defaults.priority),
         source=defaults.source,
         tenant=(defaults.trusts_tenant and checked_tenant(message.tenant, "tenant")) or defaults.tenant,
         received_s=received_s,
@@ -150,7 +150,14 @@ def _random_id() -> str:
     return f"{random.getrandbits(128):032x}"
 
 
-def priority_of(value: int, default: Priority) -> Priority:
+def check_count(count: int, most: int, things: str, field: str, error: type[InvalidRequest] = InvalidRequest) -> None:
+    """Raises `error` for a list of no `things`, or of more than `most`."""
+    if not 0 < count <= most:
+        limit = f"at most {most} are taken" if count else "at least one is needed"
+        raise error(f"{count} {things}: {limit}", field)
+
+
+def class_of(value: int, default: Priority) -> Priority:
     """The class of that number, or the default. Raises InvalidRequest."""
     if not value:
         return default

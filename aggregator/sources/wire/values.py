@@ -79,7 +79,7 @@ def permitted(
 
 
 def bounded(value: bytes | None, max_bytes: int) -> bytes:
-    """The value, if there is one of at most so many bytes. Raises Undecodable or InvalidRequest."""
+    """The value, if it has at most `max_bytes`. Raises Undecodable without a value, InvalidRequest for a larger one."""
     if value is None:
         raise Undecodable("there is no value")
     if len(value) > max_bytes:

@@ -16,6 +16,7 @@ from aggregator.sources.http.embeddings import Number
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.http.vectors import ANSWER_BYTES, DTYPES, MANY_FLOATS, VECTOR_BYTES, joined, rows_of
+from aggregator.sources.wire.message import check_count
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _INPUT_TYPES = {
@@ -65,8 +66,7 @@ def read_embed(
     if bool(asked.texts) == bool(asked.inputs):
         raise FieldError("expected at least one text, in either texts or inputs", "texts")
     texts = asked.texts or [each.content[0].text for each in asked.inputs or ()]
-    if len(texts) > defaults.max_inputs:
-        raise FieldError(f"{len(texts)} texts: at most {defaults.max_inputs} are taken", "texts")
+    check_count(len(texts), defaults.max_inputs, "texts", "texts", FieldError)
     message = pb.EmbedRequest(
         request_id=request_id,
         model=asked.model or "",

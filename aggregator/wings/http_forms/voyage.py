@@ -14,6 +14,7 @@ from aggregator.sources.http.embeddings import FEWER_CHUNKS, INPUT_TYPES, Number
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.http.vectors import VectorList, vectors_of
+from aggregator.sources.wire.message import check_count
 from protos.embedding.v1 import embedding_pb2 as pb
 
 
@@ -43,8 +44,7 @@ def read_documents(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb
     """The message for a body, and how it is answered. A query by itself is embedded whole. Raises FieldError."""
     asked = decode_body(_DOCUMENTS_BODY, data)
     chunks = sum(map(len, asked.inputs))
-    if chunks > defaults.max_inputs:
-        raise FieldError(f"{chunks} chunks: at most {defaults.max_inputs} are taken", "inputs")
+    check_count(chunks, defaults.max_inputs, "chunks", "inputs", FieldError)
     answer = DocumentList(asked.ignored(), asked.output_dtype or "float", asked.encoding_format or "float")
     message = pb.EmbedRequest(
         request_id=request_id,

@@ -14,7 +14,7 @@ from aggregator.request.vector import Vector
 from aggregator.sources.wire.decode import SMALL_BYTES, options_of
 from aggregator.sources.wire.encode import fill_status, fill_summary
 from aggregator.sources.wire.fields import fields
-from aggregator.sources.wire.message import check_marks, decode_checked, fill_json, json_object
+from aggregator.sources.wire.message import check_count, check_marks, decode_checked, fill_json, json_object
 from aggregator.wings.ranking.scoring import Scoring, scoring_of
 from protos.embedding.v1 import embedding_pb2 as embedding
 from protos.ranking.v1 import ranking_pb2 as pb
@@ -79,7 +79,7 @@ def _documents(message: pb.RankRequest) -> tuple[Sequence[str], list[Outcome | N
     if not message.query:
         raise InvalidRequest("the query is empty: send a text to rank by", "query")
     documents = list(message.documents)
-    _check_count(len(documents), "documents")
+    check_count(len(documents), MAX_INPUTS, "documents", "documents")
     outcomes: list[Outcome | None] = [None if document else _empty("the document is empty") for document in documents]
     firsts = [message.query] * len(documents)
     scoring = Scoring(firsts, True, message.top_n, message.return_documents, message.max_tokens_per_doc)
@@ -88,7 +88,7 @@ def _documents(message: pb.RankRequest) -> tuple[Sequence[str], list[Outcome | N
 
 def _pairs(message: pb.ScoreRequest) -> tuple[Sequence[str], list[Outcome | None], Scoring]:
     pairs = message.pairs
-    _check_count(len(pairs), "pairs")
+    check_count(len(pairs), MAX_INPUTS, "pairs", "pairs")
     are_pairs = [pair.HasField("second_text") for pair in pairs]
     inputs = [pair.second_text if both else pair.text for pair, both in zip(pairs, are_pairs, strict=True)]
     firsts = [pair.text if both else None for pair, both in zip(pairs, are_pairs, strict=True)]
@@ -98,7 +98,7 @@ def _pairs(message: pb.ScoreRequest) -> tuple[Sequence[str], list[Outcome | None
 def _paired(
     firsts: Sequence[str | None], seconds: Sequence[str]
 ) -> tuple[Sequence[str], list[Outcome | None], Scoring]:
-    _check_count(len(seconds), "pairs")
+    check_count(len(seconds), MAX_INPUTS, "pairs", "pairs")
     full = [first != "" and second != "" for first, second in zip(firsts, seconds, strict=True)]
     return seconds, [None if each else _empty("a text of the pair is empty") for each in full], Scoring(firsts)
 
@@ -106,12 +106,6 @@ def _paired(
 def _empty(message: str) -> Failure:
     """The failure of one input, which is no other's."""
     return Failure(Code.INVALID_ARGUMENT, f"{message}: leave it out")
-
-
-def _check_count(count: int, field: str) -> None:
-    if not 0 < count <= MAX_INPUTS:
-        limit = "at least one is needed" if not count else f"at most {MAX_INPUTS} are taken"
-        raise InvalidRequest(f"{count} {field}: {limit}", field)
 
 
 def ranked(request: Request) -> list[int]:

@@ -25,6 +25,7 @@ from aggregator.sources.http.embeddings import INPUT_TYPES
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.wire.fields import MAX_INT32
+from aggregator.sources.wire.message import check_count
 from aggregator.wings.token_vectors.kind import TOKEN_VECTORS
 from aggregator.wings.token_vectors.sequences import sequences_of
 from aggregator.wings.token_vectors.wire import vectors_of, weights_of
@@ -64,8 +65,7 @@ def read_pooling(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.E
     """The message for a body, and how it is answered. Raises FieldError."""
     asked = decode_body(_POOLING, data)
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
-    if not 0 < len(texts) <= MAX_INPUTS:
-        raise FieldError(f"{len(texts)} inputs: send 1 to {MAX_INPUTS}", "input")
+    check_count(len(texts), MAX_INPUTS, "inputs", "input", FieldError)
     if asked.truncate_prompt_tokens == 0:
         raise FieldError(
             "expected -1, which truncates to what the model takes, or 1 and more", "truncate_prompt_tokens"

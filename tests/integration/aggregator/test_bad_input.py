@@ -123,7 +123,7 @@ CASES = {
         raw(b"<a/>", content=("content-type", b"text/xml")), "use application/x-protobuf"
     ),
     "malformed expiry": refused(fine(("ce_expirytime", b"tomorrow")), "RFC 3339"),
-    "no input": refused(inputs(), "at least one input is needed"),
+    "no input": refused(inputs(), "at least one is needed"),
     "empty text": refused(inputs(pb.Input(text="")), "empty"),
     "foreign token id": refused(inputs(pb.Input(token_ids=pb.TokenIds(ids=[30522]))), "vocabulary"),
     "too many inputs": refused(inputs(*[pb.Input(text="x")] * 2049), "at most 2048 are taken"),

@@ -128,7 +128,7 @@ def test_an_empty_request_and_one_of_too_many_inputs_are_refused() -> None:
     assert len(parsed("a", "b", "c").inputs) == 3
     with pytest.raises(InvalidRequest, match="4 inputs: at most 3 are taken"):
         parsed("a", "b", "c", "d")
-    with pytest.raises(InvalidRequest, match="0 inputs: at least one input is needed"):
+    with pytest.raises(InvalidRequest, match="0 inputs: at least one is needed"):
         parsed()
 
 

@@ -14,7 +14,7 @@ WORDS = ["interactive", "default", "background"]
 
 
 def served(asked: AskedPriority, default: Priority) -> Priority:
-    return message.priority_of(priority_of(asked, default), default)
+    return message.class_of(priority_of(asked, default), default)
 
 
 @pytest.mark.parametrize("default", Priority)
