@@ -1,8 +1,7 @@
-"""Fuzz the files that a person, or an earlier run, may leave: settings, the environment, measured profiles."""
+"""Fuzz the files that a person, or an earlier run, may leave: settings, the environment."""
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 from pathlib import Path
@@ -14,12 +13,9 @@ from k8s.pod.settings import SettingsError, as_text, load
 from modelserver.all_settings import AllModelServerSettings
 from modelserver.errors import CannotStart
 from modelserver.settings import ENV_PREFIX
-from modelserver.wings.profile import store as profile_store
-from modelserver.wings.profile.measure import ProfileOwner, summary
 from tests.fuzz.target import Cut, Target
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))  # noqa: S108 - memory
-_OWNER = ProfileOwner("m", "r", "float32", "synthetic", "1", "cpu")
 _PREFIXES = (aggregator_settings.ENV_PREFIX, ENV_PREFIX)
 _NAMES = (
     *("KAFKA__TOPICS", "KAFKA__BOOTSTRAP_SERVERS", "KAFKA__CLIENT__SESSION_TIMEOUT_S", "MODELS", "BATCHING__COALESCE"),
@@ -62,26 +58,7 @@ def check_environment(data: bytes) -> None:
     _load(kind, None, env)
 
 
-def check_profile(data: bytes) -> None:
-    """A profile that is read can be used, published and kept."""
-    file = _FOLDER / "profile.json"
-    file.write_bytes(data)
-    try:
-        profile = profile_store.load(file, _OWNER)
-    except CannotStart:
-        return
-    curve = profile.curve
-    assert curve.saturation_point >= 1, "Batches would hold nothing."
-    assert all(curve.time_s(tokens) >= 0 for tokens in (0, 1, 10_000)), "A step would take no time that there is."
-    assert all(tokens > 0 and 0 < time_s < math.inf for tokens, time_s in profile.points)
-    summary(profile)
-    profile_store.save(profile, _FOLDER / "again.json")
-    profile_store.save_csv(profile, _FOLDER / "again.csv")
-    assert profile_store.load(_FOLDER / "again.json", _OWNER) == profile
-
-
 TARGETS = (
     Target("settings_file", check_settings_file),
     Target("settings_environment", check_environment),
-    Target("profile_file", check_profile, max_bytes=8192),
 )

@@ -14,6 +14,7 @@ from tests.fuzz.aggregator.wings.generation import targets as generation_targets
 from tests.fuzz.aggregator.wings.http_forms import form_targets
 from tests.fuzz.aggregator.wings.ranking import targets as ranking_targets
 from tests.fuzz.aggregator.wings.undecodable import batch_targets
+from tests.fuzz.modelserver.wings.profile import profile_targets
 from tests.fuzz.target import Target
 
 _MODULES = [
@@ -23,6 +24,7 @@ _MODULES = [
     server_targets,
     credential_targets,
     file_targets,
+    profile_targets,
     http_targets,
     generation_targets,
     generation_http_targets,
