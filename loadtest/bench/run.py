@@ -8,8 +8,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from loadtest.bench import plots
-from loadtest.bench.calls import front_door, isolation
+from loadtest.bench import lengths, plots
+from loadtest.bench.calls import batching, front_door, isolation
 from loadtest.bench.figures import RESULTS, Figure, append, table
 from loadtest.bench.mixed import measure as mixed
 from loadtest.bench.records import aggregator_cpu, growth, kafka_through
@@ -23,6 +23,8 @@ BENCHES = {
     front_door.NAME: front_door.measure,
     kafka_through.NAME: kafka_through.measure,
     aggregator_cpu.NAME: aggregator_cpu.measure,
+    batching.NAME: batching.measure,
+    lengths.NAME: lengths.measure,
     isolation.NAME: isolation.measure,
     growth.NAME: growth.measure,
     mixed.MID: mixed.measure_mid,

@@ -34,6 +34,8 @@ REQUESTS = "bench.requests"
 _BATCH_BYTES = 1_000_000
 """A broker takes no batch of more than 1 MiB; 500 documents are some 600 kB."""
 _PER_BATCH = 500
+_WORDS = (80, 320)
+"""Of a document, about 100 to 400 tokens; MiniLM takes 256 of them."""
 _LOOK_S = 0.1
 _TIMEOUT_S = 600.0
 
@@ -197,15 +199,24 @@ async def create_topics(bootstrap: str, names: Sequence[str], partitions: int = 
         await admin.close()
 
 
-def mean_tokens(queries: int) -> float:
+def mean_tokens(inputs: Sequence[str]) -> float:
     """Tokens of one of them, by MiniLM's tokenizer."""
-    return float(np.mean(Tokenizer(tokenizer_folder()).count(texts(queries)).lengths))
+    return float(np.mean(Tokenizer(tokenizer_folder()).count(inputs).lengths))
 
 
 def texts(queries: int) -> list[str]:
     """Real questions, no two the same."""
     questions = bundled_questions()
     return unique([questions[number % len(questions)] for number in range(queries)])
+
+
+def documents(number: int, words_each: tuple[int, int] = _WORDS) -> list[str]:
+    """Questions in a row, no two of them the same."""
+    words = " ".join(bundled_questions()).split()
+    least, most = words_each
+    lengths = np.random.default_rng(0).integers(least, most, number)
+    starts = np.random.default_rng(1).integers(0, len(words) - most, number)
+    return unique([" ".join(words[start : start + length]) for start, length in zip(starts, lengths, strict=True)])
 
 
 async def fill(

@@ -197,5 +197,9 @@ def awake(server: Peer) -> Generator[None]:
 
 
 def dtype_of(server: ModelServer) -> str:
+    return described(server).dtype
+
+
+def described(server: ModelServer) -> pb.DescribeResponse:
     with grpc_library.insecure_channel(server.address) as channel:
-        return pb_grpc.ModelServerStub(channel).Describe(pb.DescribeRequest(), timeout=_DESCRIBE_S).dtype
+        return pb_grpc.ModelServerStub(channel).Describe(pb.DescribeRequest(), timeout=_DESCRIBE_S)

@@ -94,7 +94,8 @@ class ModelServer(Service):
 class Aggregator(Service):
     """An aggregator on this machine, between a Kafka and model servers of one model.
 
-    `settings` are environment variables without their prefix, such as {"BATCHING__COALESCE": "false"}.
+    `settings` are environment variables without their prefix, such as {"BATCHING__COALESCE": "false"}. `module` is the
+    program, where another is to be measured in its place.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Aggregator(Service):
         http_port: int | None = None,
         metrics_port: int | None = None,
         settings: Mapping[str, str] | None = None,
+        module: str = "aggregator",
     ) -> None:
         free_port, free_http_port, free_metrics_port = free_ports(3)
         port, metrics_port = port or free_port, metrics_port or free_metrics_port
@@ -124,7 +126,7 @@ class Aggregator(Service):
             "MODELS": json.dumps([{"name": model, "aliases": aliases, "servers": list(servers)}]),
             **(settings or {}),
         }
-        super().__init__("aggregator", "aggregator", _prefixed(_AGGREGATOR_PREFIX, told), metrics_port, log_file)
+        super().__init__("aggregator", module, _prefixed(_AGGREGATOR_PREFIX, told), metrics_port, log_file)
 
 
 def without_kafka(
@@ -133,10 +135,11 @@ def without_kafka(
     model: str,
     servers: Sequence[str],
     settings: Mapping[str, str] | None = None,
+    module: str = "aggregator",
 ) -> Aggregator:
     """An aggregator that serves gRPC alone, and computes equal inputs each by itself, as what is measured must."""
     told = {"KAFKA__ENABLED": "false", "BATCHING__COALESCE": "false", **(settings or {})}
-    return Aggregator(log_file, kafka="localhost:1", model=model, servers=servers, settings=told)
+    return Aggregator(log_file, kafka="localhost:1", model=model, servers=servers, settings=told, module=module)
 
 
 def _prefixed(prefix: str, settings: Mapping[str, str]) -> dict[str, str]:

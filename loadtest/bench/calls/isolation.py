@@ -23,12 +23,10 @@ from loadtest.bench.callers import Callers, Load, Turn, callers, run_of
 from loadtest.bench.figures import Figure
 from loadtest.bench.peers import Peer, infinity, vllm_embeddings
 from loadtest.bench.processor import LIMIT
-from loadtest.bench.setting import PARTITIONS, Plan, Setting, create_topics, fill, kafka, texts
+from loadtest.bench.setting import PARTITIONS, Plan, Setting, create_topics, documents, fill, kafka, texts
 from loadtest.bench.sides import OpenAI, Ours, dtype_of
 from loadtest.bench.turns import Medians
 from loadtest.kit.traffic import Seconds
-from loadtest.options import unique
-from loadtest.questions import bundled_questions
 from loadtest.screen import ERRORS
 from loadtest.stack.errors import StackError
 from loadtest.stack.instant_modelserver import MODEL
@@ -48,8 +46,6 @@ _FLOODING = 256
 _DOCUMENT_CALLS = 32
 """Documents in flight at a peer, which takes them by calls: twice what one of its steps holds."""
 _DOCUMENTS = 30_000
-_WORDS = (80, 320)
-"""Of a document, about 100 to 400 tokens; MiniLM takes 256 of them."""
 _TEXTS = 1_000
 """Other ones than these differ by a number at the end."""
 _VLLM_FIELDS = {"priority": 1, "truncate_prompt_tokens": 256}
@@ -129,7 +125,7 @@ class _OursTested(_Tested):
     @override
     @contextmanager
     def documents(self) -> Generator[None]:
-        asyncio.run(fill(self._setting.bootstrap, _documents(self._documents), self._requests))
+        asyncio.run(fill(self._setting.bootstrap, documents(self._documents), self._requests))
         yield
         if self.embedded() >= self._documents:
             raise StackError("all documents were embedded before the questions had ended: put more in")
@@ -151,7 +147,7 @@ class _PeerTested(_Tested):
     def __init__(self, name: str, server: Peer, fields: Mapping[str, int]) -> None:
         """`fields`: of a call with a document."""
         super().__init__(name, OpenAI(server), server.url)
-        self._calls = _Callers(_Calls(server.url, _DOCUMENT_CALLS, _documents(_TEXTS), fields))
+        self._calls = _Callers(_Calls(server.url, _DOCUMENT_CALLS, documents(_TEXTS), fields))
 
     @override
     @contextmanager
@@ -339,12 +335,3 @@ def _bounds(found: Mapping[str, Sequence[float]]) -> dict[str, str]:
     ratios = {name.replace("_beside_", "_") + "_over_alone": "≤ 2" for name in ours if "_p99_beside_" in name}
     pace = {name: f"≤ {LIMIT}" for name in found if name.endswith("callers_thread")}
     return {**ratios, **pace, **{name: "≥ 0.9" for name in ours if name.endswith("kept")}}
-
-
-def _documents(number: int) -> list[str]:
-    """Questions in a row, no two of them the same."""
-    words = " ".join(bundled_questions()).split()
-    least, most = _WORDS
-    lengths = np.random.default_rng(0).integers(least, most, number)
-    starts = np.random.default_rng(1).integers(0, len(words) - most, number)
-    return unique([" ".join(words[start : start + length]) for start, length in zip(starts, lengths, strict=True)])

@@ -35,6 +35,8 @@ _MATRIX = (
 _FIRST = 2
 """Of these, before the stack: whether graphs pay is what most depends on."""
 _DRY_MATRIX = (("tiny", (V2, DIRECT, GRAPHED)),)
+_PARTS = ("graphs", "front", "stack", "core")
+"""In their order: the engines that decide on graphs, the front, Kafka and the servers of others, all other engines."""
 _SERVERS, _AGGREGATORS, _DRY_COUNTS = (1, 2, 4), (1, 2, 4, 8), (1, 2)
 _BATCHES, _DRY_BATCHES = (64, 256), (16,)
 _ENGINE_S = 45.0
@@ -50,7 +52,9 @@ _DRY_QUERIES = 600
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("--dry", action="store_true", help="without a GPU, with tiny models: its figures mean nothing")
-    parser.add_argument("--only-front", action="store_true", help="without Kafka and the servers of others")
+    parser.add_argument(
+        "--parts", nargs="+", choices=_PARTS, default=_PARTS, metavar="PART", help=f"of {', '.join(_PARTS)} (all)"
+    )
     parser.add_argument(
         "--minutes", type=float, default=10.0, help="what is not begun by then is left out (%(default)s)"
     )
@@ -69,18 +73,23 @@ def run(options: argparse.Namespace) -> int:
     began_s = time.monotonic()
     until_s = began_s + 60.0 * options.minutes
     folder: Path = options.data_dir
+    parts: Sequence[str] = options.parts
     plan = Plan(folder, 50_000, 1, 2048)
     if options.dry:
         plan = Plan(folder, _DRY_QUERIES, 1, 2048, turn_share=0.01)
     try:
         with only_one(folder):
-            first = () if options.only_front else _DRY_MATRIX if options.dry else _MATRIX[:_FIRST]
-            engines = measured_engines(first, folder, until_s)
+            first = _DRY_MATRIX if options.dry else _MATRIX[:_FIRST]
+            engines = measured_engines(first, folder, until_s) if "graphs" in parts else []
+            runs: list[front.Run] = []
+            figures: list[Figure] = []
             with _dry_servers() if options.dry else nullcontext():
-                servers, aggregators = (_DRY_COUNTS, _DRY_COUNTS) if options.dry else (_SERVERS, _AGGREGATORS)
-                runs = front.measure(plan, servers, aggregators, until_s)
-                figures = [] if options.only_front else stack.measure(plan, _DRY_BATCHES if options.dry else _BATCHES)
-            if not (options.dry or options.only_front):
+                if "front" in parts:
+                    counts = (_DRY_COUNTS, _DRY_COUNTS) if options.dry else (_SERVERS, _AGGREGATORS)
+                    runs = front.measure(plan, *counts, until_s)
+                if "stack" in parts:
+                    figures = stack.measure(plan, _DRY_BATCHES if options.dry else _BATCHES)
+            if "core" in parts and not options.dry:
                 engines += measured_engines(_MATRIX[_FIRST:], folder, until_s)
     except (StackError, OSError, TimeoutError) as error:
         return fail(options.prog, error)

@@ -36,8 +36,7 @@ class Engine:
     """What `engine_steps` found of one model on one side.
 
     `steps`: by tokens, seconds of a step and those that the device computed. `profile`: seconds by tokens. `lengths`:
-    seconds of a step of 600 tokens, by the tokens of its queries. `error`: why
-    there is nothing else.
+    seconds of a step of 600 tokens, by the tokens of its queries. `error`: why there is nothing else.
     """
 
     model: str
@@ -61,17 +60,22 @@ class Engine:
         step_s, _ = self.steps.get(tokens, (0.0, 0.0))
         return tokens / step_s if step_s else 0.0
 
+    @property
+    def apart(self) -> float:
+        """How many times as long the slowest step of equal sums of tokens takes as the fastest one."""
+        return max(self.lengths.values()) / min(self.lengths.values())
+
     def of_roofline(self, tokens: int) -> float:
         """The share of the device's operations a second that such steps use."""
         return self.tokens_per_s(tokens) * self.operations_per_token / self.flops if self.flops else 0.0
 
 
-def measured(model: str, side: str, model_folder: Path, folder: Path) -> Engine:
-    """Load the model on this side and time its steps; a side that does not start says why."""
+def measured(model: str, side: str, model_folder: Path, folder: Path, tokens: Sequence[int] = STEPS) -> Engine:
+    """Load the model on this side and time steps of so many tokens; a side that does not start says why."""
     told = {**SIDES[side], "MODEL__PATH": str(model_folder), constants.NAME: _QUICK}
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", **_RUNNER.get(side, {})}
     environment |= {PREFIX + name: value for name, value in told.items()}
-    command = [*constants.command("loadtest.bench.programs.engine_steps"), "--tokens", *map(str, STEPS)]
+    command = [*constants.command("loadtest.bench.programs.engine_steps"), "--tokens", *map(str, tokens)]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

@@ -28,7 +28,7 @@ class Shape:
     pooling: str
 
 
-def _bert(layers: int, hidden: int, heads: int) -> Shape:
+def _bert(layers: int, hidden: int, heads: int, kind: str = "BertModel") -> Shape:
     config = {
         "vocab_size": _VOCABULARY,
         "num_hidden_layers": layers,
@@ -36,7 +36,7 @@ def _bert(layers: int, hidden: int, heads: int) -> Shape:
         "intermediate_size": 4 * hidden,
         "num_attention_heads": heads,
     }
-    return Shape("BertModel", config, "pooling_mode_mean_tokens")
+    return Shape(kind, config, "pooling_mode_mean_tokens")
 
 
 def _qwen3(layers: int, hidden: int, heads: int) -> Shape:
@@ -58,9 +58,13 @@ SHAPES = {
     "base": _bert(12, 768, 12),
     "large": _bert(24, 1024, 16),
     "decoder-0.6b": _qwen3(28, 1024, 16),
+    "mpnet": _bert(6, 384, 12, "MPNetModel"),
     "tiny": _bert(2, 64, 2),
 }
-"""As BERT base and large, and as Qwen3-Embedding-0.6B with a smaller vocabulary; the last for dry runs."""
+"""As BERT base and large, Qwen3-Embedding-0.6B with a smaller vocabulary, and MiniLM where transformers computes it.
+
+The last is for dry runs.
+"""
 
 
 def model_folder(name: str, folder: Path) -> Path:

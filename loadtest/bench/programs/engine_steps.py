@@ -36,6 +36,8 @@ _SEED = 20_240_503
 _STEPS, _TRACED = 9, 3
 _EQUAL, _LENGTHS = 600, (6, 20, 60, 200)
 """Tokens of steps that are filled by queries of several lengths, all divisors."""
+_UNEQUAL = "200 beside 6"
+"""One long query beside short ones: what a model computes slowly that pads its queries to the longest."""
 _LARGE, _SMALL = 8192, 512
 """Rows of the matrices that are multiplied on a GPU and on a CPU."""
 
@@ -92,13 +94,14 @@ def _step(engine: Engine, total: int, rng: np.random.Generator) -> tuple[float, 
 
 def lengths(engine: Engine, rng: np.random.Generator) -> dict[str, float]:
     """Seconds (medians) of steps of 600 tokens, by the tokens of their queries; sides take turns."""
-    facts, times = engine.facts, {"usual": list[float]()}
-    times |= {str(length): list[float]() for length in _LENGTHS if length <= facts.max_input_tokens}
+    facts = engine.facts
+    ids, usual = production_mix(_EQUAL, facts, rng)
+    sizes = {"usual": usual, _UNEQUAL: np.array([200, *[6] * 66, 4], np.int32)}
+    sizes |= {str(length): np.full(_EQUAL // length, length, np.int32) for length in _LENGTHS}
+    times = {name: list[float]() for name, each in sizes.items() if each.max() <= facts.max_input_tokens}
     for _ in range(_STEPS + 1):
         for name, found in times.items():
-            ids, mixed = production_mix(_EQUAL, facts, rng)
-            sizes = mixed if name == "usual" else np.full(_EQUAL // int(name), int(name), np.int32)
-            step = engine.prepare(ids, sizes)
+            step = engine.prepare(rng.permutation(ids), sizes[name])
             began_s = time.perf_counter()
             step.execute()
             found.append(time.perf_counter() - began_s)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from loadtest.bench.asked import asked
 from loadtest.bench.figures import Figure
 from loadtest.bench.peers import Peer
-from loadtest.bench.setting import REQUESTS, Plan, Progress, Setting, backlog, mean_tokens
+from loadtest.bench.setting import REQUESTS, Plan, Progress, Setting, backlog, mean_tokens, texts
 from loadtest.bench.sides import Servers, awake, both_servers, paused
 from loadtest.bench.turns import Medians, in_turns
 from loadtest.screen import ERRORS
@@ -33,7 +33,7 @@ def measure(plan: Plan) -> list[Figure]:
 def through(setting: Setting, servers: Servers, batches: Sequence[int] = _BATCHES) -> list[Figure]:
     """The same with servers that run; `batches`: texts a call to try."""
     plan, server, vllm = setting.plan, servers.server, servers.vllm
-    tokens = round(mean_tokens(plan.queries))
+    tokens = round(mean_tokens(texts(plan.queries)))
     engine_queries = _ENGINE_TOKENS // tokens
     forward = ["loadtest.bench.programs.engine_forward", "--queries", str(engine_queries), "--tokens", str(tokens)]
     with asked(forward, plan.folder / "forward.log") as engine:
