@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from textwrap import fill
 from typing import Any
 
@@ -13,15 +13,19 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+Spread = tuple[float, float]
+"""The least and the most of what a point is the median of."""
+
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of a plot: its name and points; `steps` draws it as a staircase."""
+    """One line of a plot: its name and points; `steps` draws it as a staircase; `spread` of points by their x."""
 
     name: str
     points: Sequence[tuple[float, float]]
     steps: bool = False
     dashed: bool = False
+    spread: Mapping[float, Spread] = field(default_factory=dict[float, Spread])
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,7 @@ def _lines(axes: Axes, plot: Plot) -> None:
             drawstyle="steps-post" if series.steps else "default",
             zorder=3.0 - 0.01 * number,  # the first one on top
         )
+        _spread(axes, series, COLOURS[number % len(COLOURS)])
 
 
 def _bars(axes: Axes, plot: Plot) -> None:
@@ -166,6 +171,13 @@ def _bars(axes: Axes, plot: Plot) -> None:
         )
         for bar in bars[plot.own :] if plot.own else ():
             bar.set_alpha(_PALE)
+        _spread(axes, series, _INK, offset)
+
+
+def _spread(axes: Axes, series: Series, colour: str, offset: float = 0.0) -> None:
+    """A line from the least to the most of each point that has them."""
+    for x, (least, most) in series.spread.items():
+        axes.errorbar(x + offset, least, yerr=[[0.0], [most - least]], ecolor=colour, elinewidth=1, capsize=2, zorder=4)
 
 
 def _inlined(svg: str, name: str, title: str) -> str:

@@ -16,12 +16,15 @@ from rich.table import Column, Table
 from rich.text import Text
 
 RESULTS = Path(__file__).parents[2] / "results.csv"
-_COLUMNS = ("date", "commit", "hardware", "bench", "figure", "value", "unit", "repeats", "notes")
+_COLUMNS = ("date", "commit", "hardware", "bench", "figure", "value", "unit", "repeats", "notes", "least", "most")
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One finding; `wanted` is the bound it should keep, such as "≤ 1.5", for the table."""
+    """One finding; `wanted` is the bound it should keep, such as "≤ 1.5", for the table.
+
+    `spread`: the least and the most of the turns whose median `value` is; None for what has no turns.
+    """
 
     bench: str
     figure: str
@@ -30,6 +33,7 @@ class Figure:
     repeats: int
     notes: str = ""
     wanted: str = ""
+    spread: tuple[float, float] | None = None
 
     @property
     def kept(self) -> bool:
@@ -49,18 +53,20 @@ def append(figures: Sequence[Figure], file: Path) -> None:
             writer.writerow(_COLUMNS)
         when, what, where = datetime.now(UTC).date().isoformat(), commit(), hardware()
         for each in figures:
-            value = f"{each.value:.4g}"
-            writer.writerow([when, what, where, each.bench, each.figure, value, each.unit, each.repeats, each.notes])
+            value, *spread = (f"{number:.4g}" for number in (each.value, *(each.spread or ())))
+            found = (each.bench, each.figure, value, each.unit, each.repeats, each.notes, *(spread or ("", "")))
+            writer.writerow([when, what, where, *found])
 
 
 def table(figures: Sequence[Figure]) -> Group:
     """The figures for a reader, each beside the bound it should keep; above those that share them their notes."""
     blocks: list[Text | Table] = []
     for (bench, notes), group in groupby(figures, lambda each: (each.bench, each.notes)):
-        shown = Table("figure", Column("value", justify="right"), "unit", "wanted")
+        shown = Table("figure", Column("value", justify="right"), "turns", "unit", "wanted")
         for each in group:
             style = None if not each.wanted else "green" if each.kept else "bold red"
-            shown.add_row(each.figure, f"{each.value:.4g}", each.unit, each.wanted, style=style)
+            turns = "{:.4g} to {:.4g}".format(*each.spread) if each.spread else ""
+            shown.add_row(each.figure, f"{each.value:.4g}", turns, each.unit, each.wanted, style=style)
         blocks += [Text(f"{bench}: {notes}", style="bold"), shown]
     return Group(*blocks)
 

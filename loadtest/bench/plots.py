@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from loadtest.bench.calls import front_door
@@ -23,22 +23,26 @@ _P2_NAMES = {
 def write(figures: Sequence[Figure], folder: Path) -> None:
     """Write `P1.svg`, `P2.svg` or `growth.svg` where these are figures of theirs."""
     name = figures[0].bench
-    values = {each.figure: each.value for each in figures}
+    found = {each.figure: each for each in figures}
     plot = _PLOTS.get(name)
     if plot:
-        (folder / f"{name}.svg").write_text(draw(plot(values), name), encoding="utf-8")
+        (folder / f"{name}.svg").write_text(draw(plot(found), name), encoding="utf-8")
 
 
-def _calls(values: dict[str, float]) -> Plot:
+def _series(name: str, found: Mapping[str, Figure], figures: Iterable[str]) -> Series:
+    """Figures beside each other, with how far their turns differ."""
+    shown = [found[figure] for figure in figures]
+    spread = {float(x): each.spread for x, each in enumerate(shown) if each.spread}
+    return Series(name, [(float(x), each.value) for x, each in enumerate(shown)], spread=spread)
+
+
+def _calls(found: Mapping[str, Figure]) -> Plot:
     return Plot(
         "Calls of one question, MiniLM on this machine",
         "",
         "questions/s",
         [
-            Series(
-                counted(callers, "caller"),
-                [(x, values[f"{name}_{callers}_throughput"]) for x, name in enumerate(_P1_NAMES)],
-            )
+            _series(counted(callers, "caller"), found, (f"{name}_{callers}_throughput" for name in _P1_NAMES))
             for callers in front_door.CALLERS
         ],
         bars=True,
@@ -47,19 +51,17 @@ def _calls(values: dict[str, float]) -> Plot:
     )
 
 
-def _kafka(values: dict[str, float]) -> Plot:
-    points = [(float(x), values[f"{name}_throughput"]) for x, name in enumerate(_P2_NAMES)]
-    series = [Series("questions/s", points)]
+def _kafka(found: Mapping[str, Figure]) -> Plot:
+    series = [_series("questions/s", found, (f"{name}_throughput" for name in _P2_NAMES))]
     return Plot("From Kafka to Kafka", "", "questions/s", series, bars=True, x_names=list(_P2_NAMES.values()), own=1)
 
 
-def _growth(values: dict[str, float]) -> Plot:
-    points = [(float(x), values[f"cpu_{wanted}_queued"]) for x, wanted in enumerate(growth.QUEUED)]
+def _growth(found: Mapping[str, Figure]) -> Plot:
     return Plot(
         "What a question costs the aggregator",
         "questions that wait",
         "µs of CPU time",
-        [Series("µs of CPU time", points)],
+        [_series("µs of CPU time", found, (f"cpu_{wanted}_queued" for wanted in growth.QUEUED))],
         bars=True,
         x_names=[f"{wanted:,}" for wanted in growth.QUEUED],
     )

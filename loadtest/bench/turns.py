@@ -37,9 +37,11 @@ class Medians:
     bounds: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def of(self, figure: str, unit: str, values: Iterable[float], notes: str = "") -> Figure:
-        """The median over all turns."""
-        value = statistics.median(values)
-        return Figure(self.bench, figure, value, unit, self.repeats, notes or self.notes, self.bounds.get(figure, ""))
+        """The median over all turns, and how far they differ."""
+        turns = sorted(values)
+        value, spread = statistics.median(turns), (turns[0], turns[-1]) if len(turns) > 1 else None
+        bound = self.bounds.get(figure, "")
+        return Figure(self.bench, figure, value, unit, self.repeats, notes or self.notes, bound, spread)
 
     def ratio(self, figure: str, one: Iterable[float], other: Iterable[float], notes: str = "") -> Figure:
         """The median of the ratios turn by turn."""

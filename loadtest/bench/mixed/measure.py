@@ -11,8 +11,8 @@ from loadtest.bench.figures import Figure
 from loadtest.bench.mixed.requests import Clients, Heard, Lengths, Task
 from loadtest.bench.mixed.sides import PAIRS, Model, Sides, mid_model, sides
 from loadtest.bench.setting import Plan
-from loadtest.bench.turns import in_turns
-from loadtest.plots import Plot, Series, draw
+from loadtest.bench.turns import Medians, in_turns
+from loadtest.plots import Plot, Series, Spread, draw
 from loadtest.texts.smollm2 import smollm2
 
 MID, SMOLLM2 = "mixed", "mixed-smollm2"
@@ -38,8 +38,9 @@ class _Bench:
     lengths: Lengths
     sides: Sides
 
-    def figure(self, figure: str, value: float, unit: str, notes: str) -> Figure:
-        return Figure(self.name, figure, value, unit, self.plan.repeats, notes, _BOUNDS.get(figure, ""))
+    @property
+    def medians(self) -> Medians:
+        return Medians(self.name, self.plan.repeats, "", _BOUNDS)
 
     def turns(self, what: str, names: Sequence[str], one: Callable[[str, int], Heard]) -> dict[str, list[Heard]]:
         """Each side in turn; `one` gets its name and the number of the turn."""
@@ -85,7 +86,7 @@ def _shares(bench: _Bench) -> list[Figure]:
 
         found[share] = bench.turns(f"{share:.0%} generations", PAIRS, one)
     figures = share_figures(
-        bench.figure,
+        bench.medians,
         found,
         f"{CLIENTS} clients, two servers of one thread, closed loop; ratios by CPU time of the busiest server",
     )
@@ -96,42 +97,41 @@ def _shares(bench: _Bench) -> list[Figure]:
 def shares_plot(figures: Iterable[Figure]) -> str:
     """Requests per second of processor time by share, of each pair."""
     points: dict[str, list[tuple[float, float]]] = {}
+    spread: dict[str, dict[float, Spread]] = {}
     for each in figures:
         name, _, rest = each.figure.partition("_")
         share, _, what = rest.partition("_")
         if what == "per_cpu_s":
             points.setdefault(name, []).append((float(share), each.value))
-    series = [Series(name, sorted(found)) for name, found in points.items()]
+            if each.spread:
+                spread.setdefault(name, {})[float(share)] = each.spread
+    series = [Series(name, sorted(found), spread=spread.get(name, {})) for name, found in points.items()]
     axis = "requests a second of the busiest server's processor time"
     return draw(Plot("Two servers", "% of the requests generate", axis, series, from_zero=True), "shares")
 
 
-Make = Callable[[str, float, str, str], Figure]
-
-
-def share_figures(make: Make, found: Mapping[float, Mapping[str, Sequence[Heard]]], notes: str) -> list[Figure]:
+def share_figures(medians: Medians, found: Mapping[float, Mapping[str, Sequence[Heard]]], notes: str) -> list[Figure]:
     """Medians of each pair's turns, and of the ratios turn by turn."""
     figures: list[Figure] = []
-    over_split: list[float] = []
-    over_best: list[float] = []
+    over_split: list[Figure] = []
+    over_best: list[Figure] = []
     for share, turns in found.items():
         place = f"{100 * share:.0f}"
         for name, heard in turns.items():
             figures += [
-                make(f"{name}_{place}_{what}", statistics.median(map(value, heard)), unit, notes)
-                for what, unit, value in _OF_TURN
+                medians.of(f"{name}_{place}_{what}", unit, map(value, heard), notes) for what, unit, value in _OF_TURN
             ]
         rates = {name: [turn.per_cpu_s for turn in heard] for name, heard in turns.items()}
         of_mixed = rates.pop("mixed")
-        over_split.append(statistics.median(one / other for one, other in zip(of_mixed, rates["split"], strict=True)))
         best = [max(each) for each in zip(*rates.values(), strict=True)]
-        over_best.append(statistics.median(one / other for one, other in zip(of_mixed, best, strict=True)))
-        figures.append(make(f"mixed_{place}_over_split", over_split[-1], "ratio", notes))
-        figures.append(make(f"mixed_{place}_over_best", over_best[-1], "ratio", notes))
+        over_split.append(medians.ratio(f"mixed_{place}_over_split", of_mixed, rates["split"], notes))
+        over_best.append(medians.ratio(f"mixed_{place}_over_best", of_mixed, best, notes))
+        figures += [over_split[-1], over_best[-1]]
+    mean, least = statistics.mean(each.value for each in over_split), min(each.value for each in over_best)
     return [
         *figures,
-        make("mixed_over_split", statistics.mean(over_split), "ratio", f"{notes}; mean over the shares"),
-        make("least_over_best", min(over_best), "ratio", f"{notes}; the least over the shares"),
+        medians.of("mixed_over_split", "ratio", [mean], f"{notes}; mean over the shares"),
+        medians.of("least_over_best", "ratio", [least], f"{notes}; the least over the shares"),
     ]
 
 
@@ -155,12 +155,8 @@ def _overhead(bench: _Bench) -> list[Figure]:
 
         turns = bench.turns(task, ("both", "alone"), one)
         rates = {name: [turn.per_cpu_s for turn in each] for name, each in turns.items()}
-        ratio = statistics.median(both / alone for both, alone in zip(rates["both"], rates["alone"], strict=True))
-        found += [
-            bench.figure(f"one_{name}_{task}", statistics.median(each), "request/s", notes)
-            for name, each in rates.items()
-        ]
-        found.append(bench.figure(f"one_{task}_over_alone", ratio, "ratio", notes))
+        found += [bench.medians.of(f"one_{name}_{task}", "request/s", each, notes) for name, each in rates.items()]
+        found.append(bench.medians.ratio(f"one_{task}_over_alone", rates["both"], rates["alone"], notes))
     return found
 
 
@@ -176,11 +172,10 @@ def _embed_p99(bench: _Bench) -> list[Figure]:
         alone.append(bench.sides.split.at_rate(rate, asked, timing.warm_up_s, timing.seconds))
     p99_ms = [[1e3 * turn.percentile_s(Task.EMBED, 99) for turn in turns] for turns in (mixed, alone)]
     notes = f"one server of one thread, {CLIENTS // 2} clients with {_HALF:.0%} generations; alone: the same rate"
-    ratio = statistics.median(one / other for one, other in zip(*p99_ms, strict=True))
     return [
-        bench.figure("embed_p99_mixed", statistics.median(p99_ms[0]), "ms", notes),
-        bench.figure("embed_p99_alone", statistics.median(p99_ms[1]), "ms", notes),
-        bench.figure("embed_p99_over_alone", ratio, "ratio", notes),
+        bench.medians.of("embed_p99_mixed", "ms", p99_ms[0], notes),
+        bench.medians.of("embed_p99_alone", "ms", p99_ms[1], notes),
+        bench.medians.ratio("embed_p99_over_alone", p99_ms[0], p99_ms[1], notes),
     ]
 
 
