@@ -106,6 +106,22 @@ USED: Mapping[str, tuple[str, ...]] = {
     "vllm.forward_context": (
         "set_forward_context(attn_metadata, vllm_config, num_tokens, cudagraph_runtime_mode, slot_mapping)",
     ),
+    "vllm.config.compilation.CUDAGraphMode": ("NONE",),
+    "vllm.v1.attention.backend.CommonAttentionMetadata": (
+        "block_table_tensor",
+        "causal",
+        "is_prefilling",
+        "max_query_len",
+        "max_seq_len",
+        "num_actual_tokens",
+        "num_reqs",
+        "positions",
+        "query_start_loc",
+        "query_start_loc_cpu",
+        "seq_lens",
+        "seq_lens_cpu_upper_bound",
+        "slot_mapping",
+    ),
     "vllm.v1.attention.backend.AttentionMetadataBuilder": (
         "build(common_prefix_len, common_attn_metadata, fast_build)",
     ),

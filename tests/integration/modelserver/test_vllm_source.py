@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 ENGINES = Path("modelserver/engines")
 WINGS = Path("modelserver/wings")
 TAP = WINGS / "both" / "tap.py"
+METADATA = "CommonAttentionMetadata"
 GPU_LOCK = Path("requirements/modelserver-gpu.txt")
 
 
@@ -67,6 +68,12 @@ def test_every_attribute_that_the_tap_reads_of_vllm_is_listed() -> None:
     read = set(_read_of_vllm(_parsed(TAP)))
     assert {"prompt_len", "num_prompt_tokens", "_model_runner_output", "use_ubatching"} <= read
     assert read - listed == set()
+
+
+def test_every_field_that_is_given_to_the_attentions_metadata_is_listed() -> None:
+    calls = (node for node in ast.walk(_parsed(WINGS / "direct" / "engine.py")) if isinstance(node, ast.Call))
+    given = [each.arg for node in calls if ast.unparse(node.func) == METADATA for each in node.keywords]
+    assert sorted(map(str, given)) == sorted(used()[f"vllm.v1.attention.backend.{METADATA}"])
 
 
 def test_every_name_that_is_imported_is_in_the_source(source: Path) -> None:
