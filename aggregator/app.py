@@ -20,12 +20,10 @@ from aggregator.errors import unless_cancelled
 from aggregator.model_server import ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
-from aggregator.pipeline.demand_meter import DemandMeter
 from aggregator.pipeline.pipeline import Pipeline
-from aggregator.registry import DOORS, KINDS, PROGRESS, REPLICAS, ROUTES, RUNNERS, SERVICES
+from aggregator.registry import DEMAND, DOORS, KINDS, PROGRESS, REPLICAS, ROUTES, RUNNERS, SERVICES
 from aggregator.replicas.discovery import Discovery, ReadyAggregators, Target
 from aggregator.replicas.pool import ModelServers
-from aggregator.reports.demand import DemandReport, DemandServer
 from aggregator.reports.gauges import GAUGES, OnLoop, gauge_values
 from aggregator.reports.state import AggregatorState
 from aggregator.request.request import GRPC, HTTP, Backlog, Source
@@ -119,7 +117,6 @@ class Aggregator:
         )
         targets = [Target(address, model.name) for model in settings.models for address in model.servers]
         pool = self._pool = ModelServers(Discovery(targets), cache, KINDS, tracing=tracing, costs=self._metrics.costs)
-        meter = self._meter = DemandMeter(self._models)
         self._ready_aggregators = ReadyAggregators(settings.tenants.aggregators if settings.tenants.limited else "1")
         self._pipeline = Pipeline(
             self._models,
@@ -127,9 +124,9 @@ class Aggregator:
             self._metrics,
             tracing,
             limits=make_limits(settings, self._ready_aggregators),
-            meter=meter,
             max_unavailable_s=settings.batching.max_unavailable_s,
             runners=RUNNERS,
+            demand=DEMAND,
         )
         self.sources: list[Source] = self._pipeline.sources
         self._ledger = make_ledger(settings)
@@ -165,9 +162,6 @@ class Aggregator:
             )
         extensions = ExtensionParts(http, served, self._ledger.intake, self._pipeline.forget)
         self.sources += filter(None, (extension.open(settings, extensions) for extension in EXTENSIONS))
-        meter.sources = self.sources
-        report = DemandReport(self._models, meter, self._backlogs)
-        self._demand = DemandServer(settings.demand.bind, report) if settings.demand.bind else None
         self._work: list[asyncio.Task[None]] = []
         self._started = False
 
@@ -243,7 +237,7 @@ class Aggregator:
         state = AggregatorState(
             self._models,
             self._metrics,
-            self._meter,
+            self._pipeline.demand,
             self._pool.troubles,
             backlogs=None if all(source.refusable for source in self.sources) else self._backlogs,
             broker_troubles=lambda: [why for source in self.sources if (why := source.trouble())],
@@ -258,8 +252,7 @@ class Aggregator:
         ready["loop"] = heartbeat.within(_UNREADY_S)
         self._work.append(tasks.create_task(unless_cancelled(self._pipeline.run()), name="pipeline"))
         self._work.append(tasks.create_task(unless_cancelled(self._ready_aggregators.run()), name="ready aggregators"))
-        if self._demand is not None:
-            await self._demand.start()
+        demand = await self._pipeline.demand.start(settings.demand.bind) if settings.demand.bind else None
         for source in self.sources:
             self._work.append(tasks.create_task(unless_cancelled(source.run()), name=source.name))
         self._started = True
@@ -269,7 +262,7 @@ class Aggregator:
                 GRPC: None,
                 HTTP: None,
                 **{source.name: source.address for source in self.sources if source.address},
-                "demand": self._demand.address if self._demand else None,
+                "demand": demand,
                 "metrics": self._telemetry.metrics_address,
             },
         )
@@ -288,8 +281,7 @@ class Aggregator:
             _LOG.warning("drain timed out: unfinished records will be replayed, open calls are cancelled")
         for source in self.sources:
             await source.close(_CLOSE_TIMEOUT_S)
-        if self._demand is not None:
-            await self._demand.stop()
+        await self._pipeline.demand.stop()
 
     async def _finish(self) -> None:
         """Complete every request, and write every dead letter."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from aggregator.admission.models import NewReplica
+from aggregator.pipeline.demand import NewDemand
 from aggregator.pipeline.execute import Runner
 from aggregator.request.kind import Kind
 from aggregator.sources.embedding import EMBEDDING
@@ -22,6 +23,7 @@ from aggregator.wings.http_forms.routes import ROUTES as OTHER_FORMS
 from aggregator.wings.ranking.grpc import RankingService
 from aggregator.wings.ranking.http import ROUTES as RANKING_ROUTES
 from aggregator.wings.ranking.kind import RANKING
+from aggregator.wings.scaler.reporting.meter import DemandMeter
 from aggregator.wings.stream.service import StreamService
 from aggregator.wings.token_vectors.grpc import TokenVectorsService
 from aggregator.wings.token_vectors.http import ROUTES as TOKEN_ROUTES
@@ -64,6 +66,11 @@ REPLICAS: Sequence[NewReplica] = (
     mixed,
 )  # fmt: skip
 """What is scheduled otherwise than a server of one task that gives rows."""
+
+DEMAND: Sequence[NewDemand] = (
+    DemandMeter,
+)  # fmt: skip
+"""What counts and reports the demand of each model."""
 
 PROGRESS: Sequence[OpenProgress] = (
     Deltas.opened,

@@ -157,6 +157,8 @@ PURE = (
     "aggregator.sources.kafka.answered",
     "aggregator.sources.kafka.offsets",
     "aggregator.wings.both.replica",
+    "aggregator.wings.scaler.measuring.required_replicas",
+    "aggregator.wings.scaler.reporting.arrivals",
     "aggregator.wings.sla.controller",
     "aggregator.wings.sla.sla",
     "modelserver.wings.profile.saturation",

@@ -27,7 +27,7 @@ from aggregator.model_server import ModelServer
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.completion import Completion, complete_input
-from aggregator.pipeline.demand_meter import DemandMeter
+from aggregator.pipeline.demand import Demand, NewDemand
 from aggregator.pipeline.execute import BatchExecutor, Runner
 from aggregator.replicas.pool import ModelServers
 from aggregator.request.request import Failure, Receive, Request, Source
@@ -55,9 +55,9 @@ class Pipeline:
         tracing: Tracing,
         *,
         limits: AdmissionLimits | None = None,
-        meter: DemandMeter | None = None,
         max_unavailable_s: float | None = None,
         runners: Sequence[type[Runner]] = (),
+        demand: Sequence[NewDemand] = (),
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -67,7 +67,8 @@ class Pipeline:
         self._metrics = metrics
         self._tracing = tracing
         self._limits = limits or AdmissionLimits(Quotas(QuotaPolicy()))
-        self.meter = meter or DemandMeter(models, clock=clock)
+        self.demand = next((new(models, clock) for new in demand), Demand())
+        self.demand.sources = self.sources
         self._max_unavailable_s = max_unavailable_s
         self._clock = clock
         self._jitter = jitter
@@ -114,7 +115,7 @@ class Pipeline:
 
     async def receive(self, source: Source, receive: Receive) -> None:
         while requests := await receive():
-            self.meter.arrived(source.name, requests)
+            self.demand.arrived(source.name, requests)
             self._completion.expect(len(requests))
             await self._admit(requests)
 
@@ -164,7 +165,7 @@ class Pipeline:
             _LOG.exception("requests could not be queued", extra={"requests": len(requests)})
             refused = _unqueued(requests)
         self._leave_retired(model_revision)  # another revision may have replaced it during the count
-        self.meter.counted(served.model, requests)
+        self.demand.counted(served.model, requests)
         if queue.coalesced > coalesced:
             self._metrics.coalesced.add(queue.coalesced - coalesced)
         return refused

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aggregator.admission.models import Models
 from aggregator.observability.metrics import Metrics
-from aggregator.pipeline.demand_meter import DemandMeter
+from aggregator.pipeline.demand import Demand
 from aggregator.replicas.discovery import Target
 from aggregator.request.request import Backlogs
 
@@ -22,7 +22,7 @@ class AggregatorState:
 
     models: Models
     metrics: Metrics
-    meter: DemandMeter
+    demand: Demand
     server_troubles: Callable[[], Sequence[tuple[Target, str]]]
     backlogs: Backlogs | None = None
     broker_troubles: Callable[[], Sequence[str]] = list

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from aggregator.scheduler.rates import ArrivalPolicy, Arrivals
-from aggregator.scheduler.required_replicas import pod_throughput
 from aggregator.wings.scaler.measuring.demand import Demand, DemandPolicy, Load
+from aggregator.wings.scaler.measuring.required_replicas import pod_throughput
+from aggregator.wings.scaler.reporting.arrivals import ArrivalPolicy, Arrivals
 from loadtest.simulate.clock import Clock
 from loadtest.simulate.model_servers import Fleet
 

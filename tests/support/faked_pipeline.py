@@ -19,7 +19,7 @@ from aggregator.model_server import PoolMembers, ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.pipeline import Pipeline
-from aggregator.registry import REPLICAS, RUNNERS
+from aggregator.registry import DEMAND, REPLICAS, RUNNERS
 from aggregator.request import request as requests
 from aggregator.request.request import Defaults, Failure, Receive, Request
 from aggregator.request.vector import Vector
@@ -155,6 +155,7 @@ class FakedPipeline:
             limits=AdmissionLimits(Quotas(quotas or QuotaPolicy())),
             max_unavailable_s=max_unavailable_s,
             runners=RUNNERS,
+            demand=DEMAND,
             clock=lambda: asyncio.get_running_loop().time(),
             jitter=lambda: 0.5,
         )

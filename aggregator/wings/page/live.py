@@ -20,14 +20,6 @@ from aggregator.reports.state import AggregatorState
 from aggregator.request.request import Backlog
 from aggregator.scheduler.rates import BusyShare
 from aggregator.scheduler.replica import STATES, Replica
-from aggregator.scheduler.required_replicas import (
-    DRAIN_S,
-    UTILISATION,
-    backlog_tokens,
-    memory_pods,
-    pod_throughput,
-    required_replicas,
-)
 from aggregator.wings.page.pages import LivePages, live_page
 from aggregator.wings.page.points import POINTS, Points, generating, is_saturated, most_tokens, tokens_by_place
 from aggregator.wings.page.recorder import KEPT_S, LOOKS_S, Recorder
@@ -45,7 +37,6 @@ from aggregator.wings.page.words import (
 )
 from k8s.pod.monitoring import Pages
 from k8s.pod.telemetry import release
-from protos.aggregator.v1 import aggregator_pb2 as pb
 
 T = TypeVar("T")
 
@@ -66,7 +57,7 @@ class LiveFeed(Feed):
     def __init__(self, state: AggregatorState, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._models = state.models
         self._troubles = state.server_troubles
-        self._meter = state.meter
+        self._demand = state.demand
         self._backlogs = state.backlogs or list
         self._has_brokers = state.backlogs is not None
         self._away = state.broker_troubles
@@ -270,30 +261,16 @@ class LiveFeed(Feed):
             lane["sequences"] = replica.sequences
 
     def _scaling(self, model: Model) -> Scaling:
-        """The scaler's formula for one model, as far as one aggregator sees it, with the scaler's defaults."""
-        demand: pb.ModelDemand = self._meter.of(model)
-        arriving = demand.other_tokens_per_s + demand.kafka_tokens_per_s
-        lag = sum(each.records for each in self._backlogs())
-        unread = lag if len(list(self._models)) == 1 else 0
-        backlog = backlog_tokens(unread + demand.pending_requests, demand.tokens_per_record, demand.held_tokens)
-        pod = pod_throughput((each.token_budget, each.step_time_s) for each in demand.replicas if each.step_time_s)
-        kv_tokens = max((each.kv_tokens for each in demand.replicas), default=0)
-        in_memory = memory_pods(arriving, demand.kv_token_s_per_token, kv_tokens)
-        required = None
-        if pod is not None:
-            required = required_replicas(
-                arriving, backlog, pod, drain_s=DRAIN_S, utilisation=UTILISATION, in_memory=in_memory
-            )
-        serving = len({name for model_revision in model.revisions for name in model_revision.servers})
+        terms = self._demand.terms(model)
         return Scaling(
             model.name,
-            arriving,
-            backlog,
-            pod,
-            in_memory,
-            required,
-            serving,
-            demand.pending_requests,
+            terms.arriving_tokens_per_s,
+            terms.backlog_tokens,
+            terms.pod_tokens_per_s,
+            terms.memory_pods,
+            terms.required,
+            serving=len({name for model_revision in model.revisions for name in model_revision.servers}),
+            pending=sum(len(served.pending) for served in model.tasks.values()),
         )
 
     def _partitions(self, backlogs: Sequence[Backlog]) -> list[tuple[str, int | str, int, float, int, bool]]:
@@ -303,7 +280,7 @@ class LiveFeed(Feed):
                 each.topic,
                 each.partition,
                 each.records,
-                each.records * self._meter.tokens_per_record(each.model, each.source),
+                each.records * self._demand.tokens_per_record(each.model, each.source),
                 each.uncommitted_span,
                 each.paused,
             )

@@ -41,7 +41,7 @@ class Points:
     def __init__(self, state: AggregatorState, recorder: Recorder) -> None:
         self._models = state.models
         self._metrics = state.metrics
-        self._meter = state.meter
+        self._demand = state.demand
         self._recorder = recorder
         self._readings: deque[_Reading] = deque(maxlen=POINTS)
         self._latencies: deque[Mapping[str, npt.NDArray[np.float64]]] = deque(maxlen=_SECOND)
@@ -60,7 +60,7 @@ class Points:
         self._latencies.append(recent.latencies_s)
         self._waits.append(recent.waits)
         self._first_tokens.append(recent.first_tokens_s)
-        arrived_queries, arrived_tokens = self._meter.totals()
+        arrived_queries, arrived_tokens = self._demand.totals()
         answered_tokens = sum(model.admission.released for model in self._models)
         reading = _Reading(now_s, arrived_queries, arrived_tokens, answered_tokens, self._metrics.totals())
         before = self._readings[-1] if self._readings else None

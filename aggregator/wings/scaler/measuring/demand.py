@@ -10,7 +10,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from aggregator.scheduler.required_replicas import DRAIN_S, UTILISATION, required_replicas
+from aggregator.wings.scaler.measuring.required_replicas import DRAIN_S, UTILISATION, required_replicas
 
 _MAX_SLO_FACTOR = 2.0  # the target is missed: at most twice the pods, until the next look
 _PAST_TOLERANCE = 1.11  # just above the autoscaler's tolerance of a tenth

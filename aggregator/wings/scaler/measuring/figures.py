@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from aggregator.scheduler.required_replicas import backlog_tokens, memory_pods, pod_throughput
 from aggregator.wings.scaler.measuring.aggregators import Answers
 from aggregator.wings.scaler.measuring.demand import Demand, DemandPolicy, Load
 from aggregator.wings.scaler.measuring.kafka_lag import LogEnds, Place
+from aggregator.wings.scaler.measuring.required_replicas import backlog_tokens, memory_pods, pod_throughput
 from protos.aggregator.v1 import aggregator_pb2 as pb
 
 

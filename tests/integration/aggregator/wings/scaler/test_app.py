@@ -12,11 +12,11 @@ from aiokafka.errors import KafkaConnectionError
 from typing_extensions import override
 
 from aggregator.__main__ import main
-from aggregator.reports.demand import DemandServer
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.wings.scaler.app import Scaler
 from aggregator.wings.scaler.measuring.demand import StaleInputError
 from aggregator.wings.scaler.measuring.kafka_lag import KafkaLag, LogEnds
+from aggregator.wings.scaler.reporting.server import DemandServer
 from aggregator.wings.scaler.settings import (
     AggregatorsSettings,
     ApiSettings,

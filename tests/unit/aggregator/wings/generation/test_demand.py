@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from aggregator.pipeline.demand_meter import _RECENT_TOKENS, DemandMeter
 from aggregator.request.request import Held
 from aggregator.scheduler.work_item import Task
 from aggregator.wings.generation.generation import Generation
 from aggregator.wings.generation.kind import GENERATION
+from aggregator.wings.scaler.reporting.meter import _RECENT_TOKENS, DemandMeter
 from protos.generation.v1.generation_pb2 import Sampling
 from tests.support.fake_source import any_request
 from tests.support.faked_pipeline import MODEL
 from tests.support.virtual_time import ManualClock, in_virtual_time
-from tests.unit.aggregator.observability.test_demand import _NOWHERE, report
 from tests.unit.aggregator.wings.generation.generators import faked_of, generated, server
+from tests.unit.aggregator.wings.scaler.reporting.test_meter import _NOWHERE, report
 
 TEXT: dict[str, Any] = {"kind": GENERATION, "details": Generation(Sampling())}
 

@@ -19,12 +19,12 @@ from aggregator.reports.state import AggregatorState
 from aggregator.request.request import Backlog
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.replica import ReplicaPolicy
-from aggregator.scheduler.required_replicas import DRAIN_S, UTILISATION
 from aggregator.scheduler.work_item import Task
 from aggregator.wings.generation.costs import GenerationCosts
 from aggregator.wings.generation.replica import GeneratingReplica
 from aggregator.wings.page.live import LiveFeed
 from aggregator.wings.page.points import tokens_by_place
+from aggregator.wings.scaler.measuring.required_replicas import DRAIN_S, UTILISATION
 from tests.support.fake_source import KAFKA
 from tests.support.fake_tokenizer import FakeTokenizer
 from tests.support.faked_pipeline import CURVE, DESCRIPTION, MODEL, FakeCounting, FakedPipeline, new_engine
@@ -48,7 +48,7 @@ class Looker:
 
     def __init__(self, faked: FakedPipeline, servers: Servers | None = None, **options: Any) -> None:
         troubles = (servers or Servers()).troubles
-        state = AggregatorState(faked.pipeline.models, faked.metrics, faked.pipeline.meter, troubles, **options)
+        state = AggregatorState(faked.pipeline.models, faked.metrics, faked.pipeline.demand, troubles, **options)
         self.feed = LiveFeed(state, clock=asyncio.get_running_loop().time)
 
     def look(self, *, full: bool = False) -> dict[str, Any]:
@@ -105,7 +105,7 @@ async def test_kafka_is_shown_by_partition_and_a_paused_one_is_noted() -> None:
         faked.produce(faked.request("1 2 3", source=KAFKA))
         await asyncio.sleep(0.01)
         event = Looker(faked, backlogs=lambda: BACKLOGS).look()
-    tokens = 7 * faked.pipeline.meter.tokens_per_record(MODEL)
+    tokens = 7 * faked.pipeline.demand.tokens_per_record(MODEL)
     assert tokens >= 7 * 3
     assert event["partitions"] == [["t", 3, 7, tokens, 2, True], ["t", 4, 0, 0.0, 0, False]]
     assert event["left"] == [7, tokens]

@@ -8,13 +8,13 @@ from functools import partial
 
 import pytest
 
-from aggregator.reports.demand import DemandReport
 from aggregator.scheduler.curve import Curve, Rule
 from aggregator.scheduler.replica import Replica
 from aggregator.wings.sla.controller import SlaGoal, SloTracker
 from tests.support.fake_source import KAFKA
 from tests.support.faked_pipeline import CURVE, DESCRIPTION, FakedPipeline, new_engine
 from tests.support.virtual_time import in_virtual_time
+from tests.unit.aggregator.wings.scaler.reporting.test_meter import report
 
 SLOWED = replace(DESCRIPTION, curve=Curve(0.0, 0.002, 1e-5, 800, Rule.THROUGHPUT, 4096))
 """A server that measured itself when it was quick: 10 ms for the 800 tokens of its saturation point."""
@@ -58,11 +58,11 @@ async def test_a_missed_target_shrinks_the_budget_and_a_healed_pod_gets_it_back(
 async def test_a_promise_is_told_with_how_it_was_kept_and_if_budgets_can_fall() -> None:
     level = partial(SloTracker, SlaGoal(answer_s=0.004, min_tokens=16))
     async with FakedPipeline(new_engine(slowness=100.0), service_level=level).started() as faked:
-        model = DemandReport(faked.pipeline.models, faked.pipeline.meter)().models[0]
+        model = report(faked).models[0]
         assert (model.slo_s, model.p99_s, model.replicas[0].budget_at_floor) == (0.004, 0.0, False)
         for _ in range(60):
             await asyncio.gather(*(faked.embed("1 " * 20) for _ in range(10)))
-        model = DemandReport(faked.pipeline.models, faked.pipeline.meter)().models[0]
+        model = report(faked).models[0]
     assert model.p99_s > 0.2
     assert model.replicas[0].budget_at_floor
     assert model.replicas[0].address == "server-1:1"

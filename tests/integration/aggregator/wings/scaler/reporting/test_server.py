@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc.aio
 import pytest
 
-from aggregator.reports.demand import DemandServer
+from aggregator.wings.scaler.reporting.server import DemandServer
 from k8s.pod.errors import StartError
 from protos.aggregator.v1 import aggregator_pb2 as pb
 from protos.aggregator.v1 import aggregator_pb2_grpc as pb_grpc

@@ -5,27 +5,40 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from typing_extensions import override
+
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Model, Models
 from aggregator.errors import UnknownModel
-from aggregator.request.request import KAFKA, Request, Source
-from aggregator.scheduler.rates import ArrivalPolicy, Arrivals
+from aggregator.pipeline.demand import Demand, Terms
+from aggregator.request.request import KAFKA, Backlog, Backlogs, Request
+from aggregator.scheduler.rates import BusyShare
 from aggregator.scheduler.work_item import Task
+from aggregator.wings.scaler.measuring.required_replicas import (
+    DRAIN_S,
+    UTILISATION,
+    backlog_tokens,
+    memory_pods,
+    pod_throughput,
+    required_replicas,
+)
+from aggregator.wings.scaler.reporting.arrivals import ArrivalPolicy, Arrivals
+from aggregator.wings.scaler.reporting.server import DemandServer
 from protos.aggregator.v1 import aggregator_pb2 as pb
 
 _RECENT_TOKENS = 1_000_000.0
 """After this many tokens the earlier ones count half in the shares of the tasks."""
 
 
-class DemandMeter:
-    """Arrivals by model and source; the pipeline calls `arrived`, then `counted`."""
+class DemandMeter(Demand):
+    """Arrivals by model and source."""
 
     def __init__(
         self,
         models: Models,
+        clock: Callable[[], float] = time.monotonic,
         *,
         policy: ArrivalPolicy | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._models = models
         self._clock = clock
@@ -33,9 +46,9 @@ class DemandMeter:
         self._started_s = clock()
         self._tokens = {(model.name, task): 0.0 for model in models for task in Task}
         self._arrivals: dict[tuple[str, str], Arrivals] = {}
-        self.sources: Sequence[Source] = ()
-        """Those that may say what their demand is instead."""
+        self._server: DemandServer | None = None
 
+    @override
     def arrived(self, source: str, requests: Sequence[Request]) -> None:
         inputs: dict[str, int] = {}
         for request in requests:
@@ -48,8 +61,8 @@ class DemandMeter:
                 continue  # no replica serves it
             self._of(model.name, source).arrived(count, now_s)
 
+    @override
     def counted(self, model: Model, requests: Sequence[Request]) -> None:
-        """The tokens of these requests are counted; refused ones are left out."""
         sums: dict[str, list[int]] = {}
         for request in requests:
             if request.held is not None:
@@ -65,13 +78,13 @@ class DemandMeter:
             for task in Task:
                 self._tokens[model.name, task] /= 2
 
+    @override
     def totals(self) -> tuple[int, int]:
-        """Inputs that arrived since the start, refused or not, and the tokens of admitted inputs."""
         arrivals = self._arrivals.values()
         return sum(each.total_inputs for each in arrivals), sum(each.total_tokens for each in arrivals)
 
+    @override
     def tokens_per_record(self, name: str, source: str = KAFKA) -> float:
-        """Mean tokens of a source's requests for this model."""
         return self._of(self._models.find(name).name, source).tokens_per_request
 
     def _of(self, model: str, source: str) -> Arrivals:
@@ -106,6 +119,23 @@ class DemandMeter:
             kv_token_s_per_token=self._kv_token_s_per_token(model),
         )
 
+    @override
+    def terms(self, model: Model) -> Terms:
+        """The scaler's formula, with the scaler's defaults."""
+        demand = self.of(model)
+        arriving = demand.other_tokens_per_s + demand.kafka_tokens_per_s
+        unread = sum(each.records for each in self._backlogs()) if len(list(self._models)) == 1 else 0
+        backlog = backlog_tokens(unread + demand.pending_requests, demand.tokens_per_record, demand.held_tokens)
+        pod = pod_throughput((each.token_budget, each.step_time_s) for each in demand.replicas if each.step_time_s)
+        kv_tokens = max((each.kv_tokens for each in demand.replicas), default=0)
+        in_memory = memory_pods(arriving, demand.kv_token_s_per_token, kv_tokens)
+        required = None
+        if pod is not None:
+            required = required_replicas(
+                arriving, backlog, pod, drain_s=DRAIN_S, utilisation=UTILISATION, in_memory=in_memory
+            )
+        return Terms(arriving, backlog, pod, in_memory, required)
+
     def _kv_token_s_per_token(self, model: Model) -> float:
         """KV-cache occupancy (tokens × seconds) per arriving token of any task."""
         held = 0.0
@@ -113,6 +143,57 @@ class DemandMeter:
             each = max((revision.usage.kv_token_s_per_token for revision in served.revisions.values()), default=0.0)
             held += each * self._tokens[model.name, task]
         return held / sum(self._tokens[model.name, task] for task in Task) if held else 0.0
+
+    @override
+    async def start(self, bind: str) -> str:
+        self._server = DemandServer(bind, DemandReport(self._models, self, self._backlogs))
+        await self._server.start()
+        return self._server.address
+
+    @override
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop()
+
+    def _backlogs(self) -> list[Backlog]:
+        return [each for source in self.sources for each in source.backlogs()]
+
+
+class DemandReport:
+    """The report for the scaler; to be made on the event loop."""
+
+    def __init__(
+        self,
+        models: Models,
+        meter: DemandMeter,
+        backlogs: Backlogs = list,
+    ) -> None:
+        self._models = models
+        self._meter = meter
+        self._backlogs = backlogs
+        self._busy = BusyShare()
+
+    def __call__(self) -> pb.GetDemandResponse:
+        backlogs = self._backlogs()
+        return pb.GetDemandResponse(
+            busy_share=self._busy.observe(time.monotonic(), time.thread_time()),
+            models=[self._meter.of(model) for model in self._models],
+            partitions=[
+                pb.Partition(topic=each.topic, partition=each.partition, fetch_position=each.position, model=each.model)
+                for each in backlogs
+                if isinstance(each.partition, int)
+            ],
+            streams=[
+                pb.Stream(
+                    stream=each.topic,
+                    model=each.model,
+                    waiting_entries=each.records,
+                    tokens_per_entry=self._meter.tokens_per_record(each.model, each.source),
+                )
+                for each in backlogs
+                if not isinstance(each.partition, int)
+            ],
+        )
 
 
 def _replicas(revisions: Sequence[ModelRevision]) -> list[pb.Replica]:

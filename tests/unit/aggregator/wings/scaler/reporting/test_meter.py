@@ -6,11 +6,10 @@ import asyncio
 
 import pytest
 
-from aggregator.pipeline.demand_meter import DemandMeter  # pyright: ignore[reportPrivateUsage]
-from aggregator.reports.demand import DemandReport
 from aggregator.request.request import Backlog, Held, Paced
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
-from aggregator.scheduler.rates import ArrivalPolicy
+from aggregator.wings.scaler.reporting.arrivals import ArrivalPolicy
+from aggregator.wings.scaler.reporting.meter import DemandMeter, DemandReport
 from protos.aggregator.v1 import aggregator_pb2 as pb
 from tests.support.fake_source import KAFKA, FakeSource, any_request
 from tests.support.faked_pipeline import MODEL, FakedPipeline, new_engine
@@ -24,7 +23,8 @@ def backlogs() -> list[Backlog]:
 
 def report(faked: FakedPipeline) -> pb.GetDemandResponse:
     pipeline = faked.pipeline
-    return DemandReport(pipeline.models, pipeline.meter, backlogs)()
+    assert isinstance(pipeline.demand, DemandMeter)
+    return DemandReport(pipeline.models, pipeline.demand, backlogs)()
 
 
 @in_virtual_time
@@ -46,6 +46,17 @@ async def test_requests_that_wait_for_a_first_server_are_told() -> None:
         model = report(faked).models[0]
         assert model.pending_requests == 2
         assert not model.replicas
+
+
+@in_virtual_time
+async def test_calls_that_wait_for_a_model_that_scales_to_zero_are_demand() -> None:
+    async with FakedPipeline(scales_to_zero=True).started() as faked:
+        waiting = [asyncio.create_task(faked.embed(*texts)) for texts in (("1",), ("2", "3"))]
+        await asyncio.sleep(0.5)
+        model = report(faked).models[0]
+        assert (model.pending_requests, model.other_tokens_per_s > 0.0) == (2, True)
+        for call in waiting:
+            call.cancel()
 
 
 def metered(clock: ManualClock, window_s: float = 15.0) -> tuple[FakedPipeline, DemandMeter]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.scheduler.required_replicas import (
+from aggregator.wings.scaler.measuring.required_replicas import (
     DRAIN_S,
     UTILISATION,
     backlog_tokens,
