@@ -13,6 +13,7 @@ from loadtest.kit.tally import Tally
 from loadtest.questions import read_lines
 from loadtest.screen import ERRORS, OUTPUT, summary_table
 
+INPUT_TYPES = ("query", "document")
 PRIORITIES = ("interactive", "default", "background")
 FAILED, LOST = 2, 1
 """Exit codes: it could not be done at all; something that was sent failed, or got no answer."""
@@ -31,6 +32,12 @@ def add_input_options(parser: argparse.ArgumentParser) -> None:
         choices=PRIORITIES,
         default="",
         help="the topic's or listener's own when absent",
+    )
+    group.add_argument(
+        "--input-type",
+        choices=INPUT_TYPES,
+        default="",
+        help="puts the model's own prompt for it before each text, if it has one; documents are counted as such",
     )
     group.add_argument(
         "--expire-s", type=positive, metavar="S", help="a request expires S seconds after it was written"
@@ -56,7 +63,7 @@ def add_client_option(parser: argparse.ArgumentParser) -> None:
 
 def request_options(options: argparse.Namespace) -> dict[str, Any]:
     """The client package's; what is absent is left to the topic or the listener."""
-    given = {"model": options.model, "priority": options.priority, "expire_s": options.expire_s}
+    given = {name: getattr(options, name) for name in ("model", "priority", "input_type", "expire_s")}
     return {name: value for name, value in given.items() if value}
 
 
@@ -86,7 +93,7 @@ def finish(title: str, tally: Tally, options: argparse.Namespace) -> int:
     """Show the table, write the files requested, and give the exit code: LOST if a query has no vector."""
     summary = tally.summary()
     OUTPUT.print(title)
-    OUTPUT.print(summary_table(summary))
+    OUTPUT.print(summary_table(summary, "documents" if options.input_type == "document" else "queries"))
     try:
         if options.out:
             tally.write_npz(options.out)

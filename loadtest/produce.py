@@ -66,8 +66,8 @@ def request_topic(priority: str) -> str:
 
 def run(options: argparse.Namespace) -> int:
     """The exit code: 0, 1 when a query failed or got no reply, 2 when it could not be done."""
-    if options.format is Format.TEXT and (options.model or options.priority):
-        wrong = "a plain text carries neither --model nor --priority: use another --format"
+    if options.format is Format.TEXT and (options.model or options.priority or options.input_type):
+        wrong = "a plain text carries neither --model, --priority nor --input-type: use another --format"
         return fail(options.prog, ValueError(wrong))
     try:
         texts, tally = texts_to_send(options)

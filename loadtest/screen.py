@@ -86,10 +86,10 @@ def counted(number: float, noun: str, plural: str = "") -> str:
     return f"{number:,.0f} {noun if number == 1 else plural or noun + 's'}"
 
 
-def summary_table(summary: Summary) -> Table:
-    """A run's summary, one figure a line."""
+def summary_table(summary: Summary, texts: str = "queries") -> Table:
+    """A run's summary, one figure a line; `texts`: what was embedded."""
     table = Table("", Column(justify="right"), show_header=False)
-    table.add_row("queries sent", f"{summary.sent:,}")
+    table.add_row(f"{texts} sent", f"{summary.sent:,}")
     table.add_row("replies", f"{summary.replies:,}")
     table.add_row("lost", f"{summary.lost:,}", style="bold red" if summary.lost else "green")
     table.add_row("duplicates", f"{summary.duplicates:,}")
@@ -100,6 +100,6 @@ def summary_table(summary: Summary) -> Table:
     for name in ("p50", "p90", "p99", "p99.9"):
         table.add_row(f"latency {name}", duration(summary.latency_s.get(name)))
     table.add_row("took", duration(summary.duration_s))
-    table.add_row("queries/s", f"{summary.queries_per_s:,.0f}")
+    table.add_row(f"{texts}/s", f"{summary.queries_per_s:,.0f}")
     table.add_row("tokens/s", f"{summary.tokens_per_s:,.0f}")
     return table

@@ -131,7 +131,7 @@ async def test_what_is_lost_doubled_refused_or_mixed_up_is_told(kafka: KafkaBrok
     [
         (["--bootstrap", "localhost:1"], "Kafka at localhost:1 failed"),
         (["--reply-topic", "absent"], "topic absent cannot be used: UnknownTopicOrPartitionError"),
-        (["--format", "text", "--model", "m"], "a plain text carries neither --model nor --priority"),
+        (["--format", "text", "--model", "m"], "a plain text carries neither --model, --priority nor --input-type"),
         (["--file", "/absent"], "No such file"),
     ],
 )

@@ -1,10 +1,14 @@
 """The command line of `python -m loadtest`."""
 
+import argparse
 import re
 
+import numpy as np
 import pytest
 
 from loadtest.__main__ import COMMANDS, main
+from loadtest.kit.tally import Tally
+from loadtest.options import add_input_options, add_output_options, finish, request_options
 from loadtest.produce import request_topic
 
 
@@ -32,6 +36,24 @@ def test_the_commands_of_users_are_listed_before_the_benchmarks(capsys: pytest.C
     listed = re.findall(r"^    ([a-z-]+)", capsys.readouterr().out, re.MULTILINE)
     assert listed[:5] == ["up", "produce", "embed", "plan", "simulate"]
     assert listed[5:] == ["sweep", "ablate", "generate", "bench", "bench-gpu"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "sent"),
+    [([], "queries", {}), (["--input-type", "document"], "documents", {"input_type": "document"})],
+)
+def test_documents_are_sent_and_counted_as_documents(
+    arguments: list[str], said: str, sent: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_input_options(parser)
+    add_output_options(parser)
+    given = parser.parse_args(arguments)
+    assert request_options(given) == sent
+    finish("Through Kafka", Tally(np.zeros(0, np.int64)), given)
+    shown = capsys.readouterr().out
+    assert f"{said} sent" in shown
+    assert f"{said}/s" in shown
 
 
 def test_bulk_goes_to_a_topic_of_its_own() -> None:
