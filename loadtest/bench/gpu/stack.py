@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
@@ -9,6 +10,7 @@ from loadtest.bench.asked import Asked, asked
 from loadtest.bench.callers import Load, Turn
 from loadtest.bench.figures import Figure
 from loadtest.bench.peers import tei
+from loadtest.bench.processor import LIMIT, Used, threads_s
 from loadtest.bench.records import kafka_through
 from loadtest.bench.setting import Plan, backlog
 from loadtest.bench.sides import OpenAI, Ours, Servers, Side, Theirs, awake, both_servers, paused, ratio, timed, usual
@@ -51,8 +53,8 @@ def _front_door(plan: Plan, servers: Servers, vllm: Theirs) -> list[Figure]:
     return _figures(plan, turns, clients, servers.dtype)
 
 
-def _bench_serve(client: Asked, plan: Plan, address: str) -> float:
-    """Requests a second of `vllm bench serve` with random queries. Raises StackError."""
+def _bench_serve(client: Asked, plan: Plan, address: str) -> tuple[float, Used]:
+    """Requests a second of `vllm bench serve` with random queries, and its cores. Raises StackError."""
     count = max(_CLIENT_CALLERS, round(plan.turn_share * 10_000))
     told = {
         "backend": "openai-embeddings",
@@ -65,22 +67,28 @@ def _bench_serve(client: Asked, plan: Plan, address: str) -> float:
         "num-prompts": str(count),
         "max-concurrency": str(_CLIENT_CALLERS),
     }
+    before, began_s = threads_s(client.pid), time.monotonic()
     found = client.ask(["--disable-tqdm", *(part for name, value in told.items() for part in (f"--{name}", value))])
     if found["completed"] != count:
         raise StackError(f"vllm bench serve completed {found['completed']} of {count} requests")
-    return float(found["request_throughput"])
+    return float(found["request_throughput"]), Used.between(before, threads_s(client.pid), time.monotonic() - began_s)
 
 
-def _figures(plan: Plan, turns: Mapping[str, Sequence[Turn]], clients: Mapping[str, float], dtype: str) -> list[Figure]:
+def _figures(
+    plan: Plan, turns: Mapping[str, Sequence[Turn]], clients: Mapping[str, tuple[float, Used]], dtype: str
+) -> list[Figure]:
     medians = Medians(NAME, plan.repeats, f"MiniLM {dtype}, one query a call", dict.fromkeys(_RATIOS, "≥ 1.0"))
     peers = [name.split("_") for name in turns if not name.startswith("ours")]
-    ERRORS.print(f"vllm bench serve: {clients}")
+    for name, (rate, used) in clients.items():
+        mark = f" (MARKED: a thread of it is above {LIMIT} cores)" if used.at_limit else ""
+        ERRORS.print(f"vllm bench serve: {name} {rate:,.0f}/s{mark}", highlight=False)
     return [
         *usual(turns, medians),
         *(
             ratio(medians, turns, f"over_{peer}_{callers}", (f"ours_{callers}", f"{peer}_{callers}"))
             for peer, callers in peers
         ),
-        *(medians.of(f"{name}_bench_serve", "query/s", [rate]) for name, rate in clients.items()),
-        medians.ratio("http_over_vllm", [clients["ours_http"]], [clients["vllm_http"]]),
+        *(medians.of(f"{name}_bench_serve", "query/s", [rate]) for name, (rate, _) in clients.items()),
+        *(medians.of(f"{name}_bench_serve_thread", "cores", [used.busiest]) for name, (_, used) in clients.items()),
+        medians.ratio("http_over_vllm", [clients["ours_http"][0]], [clients["vllm_http"][0]]),
     ]
