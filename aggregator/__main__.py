@@ -12,13 +12,16 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import uvloop
 
 from aggregator.all_settings import AllSettings
 from aggregator.errors import ungrouped
-from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings
+from aggregator.request.kind import Kind
+from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings, GrpcSettings
+from aggregator.sources.brokers import Trial
+from aggregator.wings.check.command import check
 from aggregator.wings.redrive import command as redrive
 from aggregator.wings.scaler import command as scaler
 from aggregator.wings.smoke import command as smoke
@@ -38,6 +41,14 @@ COMMANDS = {
 }
 """What runs instead of serving, by name; each module has a PURPOSE, add_arguments and run."""
 
+Check = Callable[
+    [AggregatorSettings, Sequence[Kind], Sequence[Trial], Callable[[GrpcSettings], object], str], Awaitable[int]
+]
+CHECKS: Sequence[Check] = [
+    check,
+]
+"""What `--check` does; without one there is no such option."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 after a drain, 1 after a failure at work, 2 when it could not start."""
@@ -46,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "Batch requests from Kafka, Redis, gRPC and HTTP by token count, and send the batches to model servers.",
         AllSettings,
         ENV_PREFIX,
-        check="try every file, port, name, broker and server that the settings name, and exit",
+        check="try every file, port, name, broker and server that the settings name, and exit" if CHECKS else "",
     )
     commands = parser.add_subparsers(title="instead of serving", metavar="COMMAND")
     for name, module in COMMANDS.items():
@@ -62,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = load(AllSettings, ENV_PREFIX, options.config)
         if options.show_settings:
             print(as_text(settings), end="")
-        if options.check:
+        if CHECKS and options.check:
             return uvloop.run(_check(settings))
         if options.show_settings:
             return 0
@@ -76,9 +87,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _check(settings: AggregatorSettings) -> int:
-    from aggregator.check import check  # noqa: PLC0415 - 60 MB that no other command needs
+    """The exit code of the first check."""
+    from aggregator.app import BROKERS, EXTENSIONS, authentication_of, few_files  # noqa: PLC0415 - what serving needs
+    from aggregator.registry import KINDS  # noqa: PLC0415
 
-    return await check(settings)
+    trials = [broker.check for broker in BROKERS] + [extension.check for extension in EXTENSIONS]
+    return await CHECKS[0](settings, KINDS, trials, authentication_of, few_files(settings))
 
 
 async def _serve(settings: AggregatorSettings) -> int:

@@ -12,6 +12,12 @@ from aggregator.request.request import Source
 from aggregator.scheduler.work_item import Task
 from aggregator.settings.aggregator import AggregatorSettings
 
+Trial = Callable[[AggregatorSettings, float], tuple[str, Awaitable[Sequence[str]]] | None]
+"""Tries a part for `--check`, within a time-out (s): its name, and a coroutine that returns warnings.
+
+None where the settings do not enable the part. The coroutine raises StartError.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerParts:
@@ -37,9 +43,8 @@ class BrokerParts:
 class Broker:
     """Two functions, which return None where the settings do not enable the broker.
 
-    `open` makes the source. `check` takes a time-out (s), for `--check`: it returns the broker's name, and a coroutine
-    that tries the broker and returns warnings. Both raise StartError.
+    `open` makes the source, and raises StartError.
     """
 
     open: Callable[[AggregatorSettings, BrokerParts], Source | None]
-    check: Callable[[AggregatorSettings, float], tuple[str, Awaitable[Sequence[str]]] | None]
+    check: Trial

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aggregator.admission.ledger import Intake
 from aggregator.request.request import Request, Source
 from aggregator.settings.aggregator import AggregatorSettings
+from aggregator.sources.brokers import Trial
 from aggregator.sources.calls.calls import Served
 from aggregator.sources.http.listener import HttpSource
 
@@ -30,9 +31,8 @@ class ExtensionParts:
 class Extension:
     """Two functions, which return None where the settings do not enable the extension.
 
-    `open` mounts the routes and makes the source. `check` takes a time-out (s), for `--check`: it returns a name, and a
-    coroutine that tries the extension and returns warnings. Both raise StartError.
+    `open` mounts the routes and makes the source. Raises StartError.
     """
 
     open: Callable[[AggregatorSettings, ExtensionParts], Source | None]
-    check: Callable[[AggregatorSettings, float], tuple[str, Awaitable[Sequence[str]]] | None]
+    check: Trial

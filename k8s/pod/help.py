@@ -26,7 +26,7 @@ _BOUNDS = {Gt: (">", "gt"), Ge: ("≥", "ge"), Lt: ("<", "lt"), Le: ("≤", "le"
 
 
 def parser_of(program: str, does: str, settings_type: type[BaseModel], prefix: str, *, check: str) -> ArgumentParser:
-    """The command line of a process that has settings; `check`: what --check does."""
+    """The command line of a process that has settings; `check`: the help of --check; empty: no such option."""
     parser = ArgumentParser(prog=f"python -m {program}", description=does)
     add_settings(parser, settings_type, prefix, check=check)
     return parser
@@ -37,7 +37,8 @@ def add_settings(parser: ArgumentParser, settings_type: type[BaseModel], prefix:
     parser.epilog = help_text(settings_type, prefix)
     parser.formatter_class = RawDescriptionHelpFormatter
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings as YAML; the environment wins over it")
-    parser.add_argument("--check", action="store_true", help=check)
+    if check:
+        parser.add_argument("--check", action="store_true", help=check)
     parser.add_argument(
         "--show-settings", action="store_true", help="print the settings in force as YAML, secrets masked, and exit"
     )

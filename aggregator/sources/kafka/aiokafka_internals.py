@@ -202,7 +202,7 @@ class _MetadataStruct(RequestStruct):  # type: ignore[misc]
     )
 
 
-class _MetadataRequest(Request[_MetadataStruct]):  # type: ignore[misc]
+class MetadataRequest(Request[_MetadataStruct]):  # type: ignore[misc]
     """Metadata in the first version with topic ids, since Kafka 2.8; aiokafka's own ends at version 5."""
 
     API_KEY = 3
@@ -223,23 +223,11 @@ async def topic_ids(admin: AIOKafkaAdminClient, names: Sequence[str]) -> dict[st
     Raises KafkaError.
     """
     try:
-        response = await ask(admin, _MetadataRequest(names))
+        response = await ask(admin, MetadataRequest(names))
     except (NotImplementedError, kafka_errors.IncompatibleBrokerVersion):
         return {}
     found = {name: topic_id for code, name, topic_id, *_ in response.topics if not code and topic_id != _NO_ID}
     return {name: topic_id.hex() for name, topic_id in found.items()}
-
-
-async def topic_operations(admin: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, int]:
-    """What this client may do with each topic (KIP-430), as bits by AclOperation; empty from a broker before Kafka 2.8.
-
-    Raises KafkaError.
-    """
-    try:
-        response = await ask(admin, _MetadataRequest(names, operations=True))
-    except (NotImplementedError, kafka_errors.IncompatibleBrokerVersion):
-        return {}
-    return {topic["name"]: topic["authorized_operations"] for topic in response.to_object()["topics"]}
 
 
 async def ask(admin: AIOKafkaAdminClient, request: Any, node: int | None = None) -> Any:

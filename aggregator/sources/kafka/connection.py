@@ -21,7 +21,6 @@ from typing_extensions import override
 from aggregator.settings.aggregator import KafkaSettings, SaslSettings
 from aggregator.sources.kafka.aiokafka_internals import topic_ids
 from aggregator.sources.kafka.offsets import Committed, Partition
-from aggregator.sources.kafka.rights import lacking
 from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX
 from k8s.pod.addresses import split_servers
 from k8s.pod.errors import StartError
@@ -33,7 +32,6 @@ _RETRY_S = 0.5  # a broker that restarts takes seconds
 _LOOK_EVERY_S, _LOOK_TIMEOUT_S = 5.0, 1.0  # how soon a topic made anew is noticed; how long its member may wait
 _ASK_MS = 5000  # then another broker is asked
 _CONNECT_S = 3.0  # to say why none answers
-_DEAD_LETTER_MARGIN_BYTES = 64 * 1024  # for the headers that a dead letter adds
 _TOKEN_HINT = "; has the token in kafka.sasl.token_file expired? A broker ends such a connection without a word"
 _REFUSED = (
     kafka_errors.TopicAuthorizationFailedError,
@@ -89,44 +87,12 @@ async def prepare_topics(settings: KafkaSettings, timeout_s: float, *, replies: 
 
     Raises StartError that says what to do: no broker reached, not authorised, a topic missing.
     """
-    async with _admin(settings, timeout_s) as admin:
+    async with connected(settings, timeout_s) as admin:
         partitions = await topics_seen(admin)
-        await _compacted(admin, settings, partitions)
-        wanted = _wanted(settings) if replies else [topic.name for topic in settings.topics]
-        if missing := _missing(settings, partitions, wanted):
+        await compacted_topics(admin, settings, partitions)
+        wanted = topics_wanted(settings) if replies else [topic.name for topic in settings.topics]
+        if missing := topics_missing(settings, partitions, wanted):
             await _create(admin, settings, missing, partitions, timeout_s)
-
-
-async def check(settings: KafkaSettings, timeout_s: float) -> Sequence[str]:
-    """Check brokers, rights, the topics without creating any, and limits that do not fit each other; returns warnings.
-
-    A broker that does not answer is tried once: nothing starts beside a check. Raises StartError.
-    """
-    await reach(settings, timeout_s / 2)
-    warnings: list[str] = []
-    read, written = [topic.name for topic in settings.topics], _written(settings)
-    async with _admin(settings, timeout_s) as admin:
-        partitions = await topics_seen(admin)
-        if missing := _missing(settings, partitions, _wanted(settings)):
-            warnings.append(f"kafka: {_listed(missing)} not there yet, and will be created at start")
-        there = [name for name in _wanted(settings) if name in partitions]
-        if rights := await lacking(
-            admin, [*filter(there.__contains__, read)], [*filter(there.__contains__, written)], settings.group_id
-        ):
-            raise StartError(f"kafka: this client lacks {', '.join(rights)}: grant it")
-        limits = {name: int(size) for name, size in (await _configured(admin, there, "max.message.bytes")).items()}
-        if compacted := await _compacted(admin, settings, partitions):
-            warnings.append(f"kafka: {_listed(compacted)} compacted: a later reply replaces an earlier one of its key")
-    for topic in settings.topics:
-        dead = topic.name + DEAD_LETTER_SUFFIX
-        if topic.name in limits and dead in limits and limits[dead] < limits[topic.name] + _DEAD_LETTER_MARGIN_BYTES:
-            warnings.append(
-                f"kafka: max.message.bytes of {dead} is {limits[dead]}: make it {_DEAD_LETTER_MARGIN_BYTES} more than"
-                f" that of {topic.name} ({limits[topic.name]}), or the values of large dead letters are left out"
-            )
-        if partitions.get(dead, 0) < partitions.get(topic.name, 0) and dead in partitions:
-            warnings.append(f"kafka: {dead} has fewer partitions than {topic.name}")
-    return warnings
 
 
 async def reach(settings: KafkaSettings, timeout_s: float) -> None:
@@ -174,27 +140,30 @@ async def _client(settings: KafkaSettings) -> AsyncGenerator[AIOKafkaAdminClient
         await admin.close()
 
 
-def _wanted(settings: KafkaSettings) -> list[str]:
-    return [*(topic.name for topic in settings.topics), *_written(settings)]
+def topics_wanted(settings: KafkaSettings) -> list[str]:
+    """Every topic that these settings name."""
+    return [*(topic.name for topic in settings.topics), *topics_written(settings)]
 
 
-def _written(settings: KafkaSettings) -> list[str]:
+def topics_written(settings: KafkaSettings) -> list[str]:
+    """The topics of replies, of texts as they grow, and of dead letters."""
     dead = (topic.name + DEAD_LETTER_SUFFIX for topic in settings.topics)
     return [*settings.reply_topics, *settings.delta_topics, *dead]
 
 
-def _missing(settings: KafkaSettings, partitions: Collection[str], wanted: Sequence[str]) -> list[str]:
+def topics_missing(settings: KafkaSettings, partitions: Collection[str], wanted: Sequence[str]) -> list[str]:
     """The topics to create. Raises StartError if there are some and `create_topics` is off."""
     missing = [name for name in wanted if name not in partitions]
     if missing and not settings.create_topics:
         raise StartError(
-            f"kafka: {_listed(missing)} missing, or not visible to this client: create what is missing, grant"
+            f"kafka: {listed(missing)} missing, or not visible to this client: create what is missing, grant"
             " Describe, Read and Write, or set kafka.create_topics to true"
         )
     return missing
 
 
-def _listed(names: Collection[str]) -> str:
+def listed(names: Collection[str]) -> str:
+    """The topics as the subject of a sentence, with its verb."""
     return f"topic {', '.join(names)} is" if len(names) == 1 else f"topics {', '.join(names)} are"
 
 
@@ -224,7 +193,7 @@ def _sasl(settings: SaslSettings) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def _admin(settings: KafkaSettings, timeout_s: float) -> AsyncGenerator[AIOKafkaAdminClient, None]:
+async def connected(settings: KafkaSettings, timeout_s: float) -> AsyncGenerator[AIOKafkaAdminClient, None]:
     """An admin client; connecting is retried until the time-out. Raises StartError for what the cluster refuses."""
     options = client_options(settings)
     hint = _TOKEN_HINT if "sasl_oauth_token_provider" in options else ""
@@ -304,7 +273,7 @@ async def _create(
             await asyncio.sleep(_RETRY_S)
 
 
-async def _configured(admin: AIOKafkaAdminClient, names: Sequence[str], key: str) -> dict[str, str]:
+async def topic_settings(admin: AIOKafkaAdminClient, names: Sequence[str], key: str) -> dict[str, str]:
     """A setting of each topic, without topics that this client may not describe."""
     resources = [ConfigResource(ConfigResourceType.TOPIC, name, {key: None}) for name in names]
     found: dict[str, str] = {}
@@ -316,18 +285,20 @@ async def _configured(admin: AIOKafkaAdminClient, names: Sequence[str], key: str
     return found
 
 
-async def _compacted(admin: AIOKafkaAdminClient, settings: KafkaSettings, partitions: Collection[str]) -> list[str]:
+async def compacted_topics(
+    admin: AIOKafkaAdminClient, settings: KafkaSettings, partitions: Collection[str]
+) -> list[str]:
     """The reply topics that are compacted, which a warning is worth: records without a key get one.
 
     Raises StartError for a compacted topic of dead letters or deltas: of two with one key only the later would stay.
     """
     several = {*settings.delta_topics, *(topic.name + DEAD_LETTER_SUFFIX for topic in settings.topics)}
     names = sorted(several.union(settings.reply_topics).intersection(partitions))
-    policies = await _configured(admin, names, "cleanup.policy")
+    policies = await topic_settings(admin, names, "cleanup.policy")
     compacted = [name for name in names if "compact" in policies.get(name, "")]
     if wrong := [name for name in compacted if name in several]:
         raise StartError(
-            f"kafka: {_listed(wrong)} compacted, so that of two records with one key only the later one stays: set"
+            f"kafka: {listed(wrong)} compacted, so that of two records with one key only the later one stays: set"
             " cleanup.policy to delete there"
         )
     return compacted

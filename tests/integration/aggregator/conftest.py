@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,3 +28,10 @@ def start_aggregator(kafka: KafkaBroker, tmp_path: Path, request: pytest.Fixture
     prefix = f"{request.node.originalname[:40]}-{secrets.token_hex(4)}"
     with aggregators(kafka, tmp_path, prefix) as start:
         yield start
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """One that another program listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield int(listening.getsockname()[1])

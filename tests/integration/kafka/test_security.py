@@ -14,9 +14,10 @@ from aiokafka.protocol.admin import CreateAclsRequest, DescribeAclsRequest
 from aggregator.observability.metrics import Metrics
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.aiokafka_internals import ask
-from aggregator.sources.kafka.connection import check, prepare_topics
+from aggregator.sources.kafka.connection import prepare_topics
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.producer import KafkaProducer
+from aggregator.wings.check.kafka import check_kafka
 from k8s.pod.errors import StartError
 from k8s.pod.metrics_buffer import MetricsBuffer
 from tests.integration.kafka.secure_broker import APP, APPS_PASSWORD, PASSWORD, USER, SecureKafka, make
@@ -134,7 +135,7 @@ async def test_what_is_wrong_is_said_without_the_secret(
     guarded: GuardedCluster, mechanism: str, wrong: dict[str, str], says: str
 ) -> None:
     with pytest.raises(StartError, match=says) as refused:
-        await check(guarded.as_user(mechanism=mechanism, **wrong), 4)
+        await check_kafka(guarded.as_user(mechanism=mechanism, **wrong), 4)
     assert "secret" not in str(refused.value)
 
 
@@ -144,9 +145,9 @@ async def test_an_expired_token_is_refused_and_a_fresh_one_in_the_file_is_taken(
     token = guarded.kafka.folder / "token"
     token.write_text(guarded.kafka.token(seconds=-120))
     with pytest.raises(StartError, match=r"kafka: localhost:.*token_file"):
-        await check(settings, 4)
+        await check_kafka(settings, 4)
     token.write_text(guarded.kafka.token())
-    assert "will be created" in str(await check(settings, 30))
+    assert "will be created" in str(await check_kafka(settings, 30))
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
@@ -155,7 +156,7 @@ async def test_what_is_missing_or_not_to_be_seen_is_named(guarded: GuardedCluste
     with pytest.raises(StartError, match=f"{topic}.* missing, or not visible to this client"):
         await prepare_topics(guarded.as_app(topic, mechanism=mechanism), 30)
     with pytest.raises(StartError, match=f"{topic}.* missing"):
-        await check(guarded.as_app(topic, mechanism=mechanism), 30)
+        await check_kafka(guarded.as_app(topic, mechanism=mechanism), 30)
     with pytest.raises(StartError, match="not authorised to create topic"):
         await prepare_topics(guarded.as_app(topic, mechanism=mechanism, create_topics=True), 30)
 
@@ -168,14 +169,14 @@ async def test_rights_that_are_missing_are_named_before_a_start(guarded: Guarded
         await guarded.grant(TOPIC, name, DESCRIBE)
     app, group = guarded.as_app(topic, reply_topic=replies), f"group-{guarded.name}"
     with pytest.raises(StartError) as caught:
-        await check(app, 30)
+        await check_kafka(app, 30)
     rights = [f"Read on topic {topic}", f"Write on topic {replies}", f"Write on topic {dead}", f"Read on group {group}"]
     assert str(caught.value) == f"kafka: this client lacks {', '.join(rights)}: grant it"
     await guarded.grant(TOPIC, topic, READ)
     await guarded.grant(TOPIC, replies, WRITE)
     await guarded.grant(TOPIC, dead, WRITE)
     await guarded.grant(GROUP, group, READ)
-    await check(app, 30)
+    await check_kafka(app, 30)
 
 
 async def test_only_records_for_the_forbidden_topic_are_refused(guarded: GuardedCluster) -> None:

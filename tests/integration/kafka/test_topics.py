@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.connection import check, prepare_topics
+from aggregator.sources.kafka.connection import prepare_topics
+from aggregator.wings.check.kafka import check_kafka
 from k8s.pod.errors import StartError
 from tests.support.kafka_clusters import RealCluster
 
@@ -22,9 +23,9 @@ async def test_missing_topics_are_created_only_where_that_is_allowed(shared: Rea
     with pytest.raises(StartError, match=rf"{requests}\.replies, {requests}-dlt are missing"):
         await prepare_topics(strict, 10)
     with pytest.raises(StartError, match="are missing"):
-        await check(strict, 10)
+        await check_kafka(strict, 10)
     creating = settings_of(shared, requests, create_topics=True, partitions=2)
-    assert any("will be created" in warning for warning in await check(creating, 10))
+    assert any("will be created" in warning for warning in await check_kafka(creating, 10))
     await prepare_topics(creating, 10)
     await prepare_topics(strict, 10)
     async with shared.admin() as admin:
@@ -42,7 +43,7 @@ async def test_limits_that_fit_badly_are_told(shared: RealCluster) -> None:
     requests = await shared.create_topic(partitions=2, max_message_bytes="2000000")
     await shared.create_named_topic(f"{requests}-dlt", max_message_bytes="2000001")
     await shared.create_named_topic(f"{requests}.replies", max_message_bytes="100000")
-    warnings = "\n".join(await check(settings_of(shared, requests), 10))
+    warnings = "\n".join(await check_kafka(settings_of(shared, requests), 10))
     assert f"max.message.bytes of {requests}-dlt is 2000001" in warnings
     assert f"{requests}-dlt has fewer partitions" in warnings
 
@@ -51,7 +52,7 @@ async def test_limits_that_fit_are_not_mentioned(shared: RealCluster) -> None:
     requests = await shared.create_topic()
     await shared.create_named_topic(f"{requests}-dlt", max_message_bytes="2000000")
     await shared.create_named_topic(f"{requests}.replies")
-    assert list(await check(settings_of(shared, requests), 10)) == []
+    assert list(await check_kafka(settings_of(shared, requests), 10)) == []
 
 
 @pytest.mark.parametrize("name", ["-dlt", ".deltas"])
@@ -63,7 +64,7 @@ async def test_a_compacted_topic_of_dead_letters_or_deltas_is_refused(shared: Re
     replies, deltas = f"{requests}.replies", f"{requests}.deltas"
     topics = [{"name": requests, "task": "generate", "reply_topic": replies, "delta_topic": deltas}]
     settings = settings_of(shared, requests, topics=topics)
-    for look in (check, prepare_topics):
+    for look in (check_kafka, prepare_topics):
         with pytest.raises(StartError, match=f"{requests}{name} is compacted.*set cleanup.policy to delete"):
             await look(settings, 10)
 
@@ -73,10 +74,10 @@ async def test_a_compacted_reply_topic_is_mentioned_and_used(shared: RealCluster
     await shared.create_named_topic(f"{requests}-dlt", max_message_bytes="2000000")
     await shared.create_named_topic(f"{requests}.replies", cleanup_policy="compact")
     settings = settings_of(shared, requests)
-    assert any(f"{requests}.replies is compacted" in warning for warning in await check(settings, 10))
+    assert any(f"{requests}.replies is compacted" in warning for warning in await check_kafka(settings, 10))
     await prepare_topics(settings, 10)
 
 
 async def test_a_broker_that_speaks_no_tls_is_named(shared: RealCluster) -> None:
     with pytest.raises(StartError, match=f"{shared.bootstrap}.*security_protocol"):
-        await check(shared.settings(security_protocol="SSL"), 1)
+        await check_kafka(shared.settings(security_protocol="SSL"), 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from aiokafka import errors as kafka_errors
 from aiokafka.admin import AIOKafkaAdminClient
@@ -11,7 +11,7 @@ from aiokafka.protocol.api import Request, RequestStruct
 from aiokafka.protocol.types import Array, Boolean, Schema, String
 from typing_extensions import override
 
-from aggregator.sources.kafka.aiokafka_internals import ask, topic_operations
+from aggregator.sources.kafka.aiokafka_internals import MetadataRequest, ask
 
 _READ, _WRITE = 3, 4
 _NAMES = {_READ: "Read", _WRITE: "Write"}
@@ -41,7 +41,7 @@ class _Group(Request[_GroupsRequest]):  # type: ignore[misc]
 
 async def lacking(admin: AIOKafkaAdminClient, read: Collection[str], written: Collection[str], group: str) -> list[str]:
     """The rights that this client lacks on topics that are there, and on its group. Raises KafkaError."""
-    operations = await topic_operations(admin, [*read, *written])
+    operations = await _topic_operations(admin, [*read, *written])
     return [
         *_missing(operations, read, _READ),
         *_missing(operations, written, _WRITE),
@@ -69,3 +69,15 @@ def _missing(operations: Mapping[str, int], topics: Collection[str], right: int)
 def _without(operations: Mapping[str, int], names: Collection[str], right: int) -> list[str]:
     """The names whose operations lack a right, as far as the broker tells."""
     return [name for name in names if (found := operations.get(name, _UNKNOWN)) != _UNKNOWN and not found >> right & 1]
+
+
+async def _topic_operations(admin: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, int]:
+    """What this client may do with each topic (KIP-430), as bits by AclOperation; empty from a broker before Kafka 2.8.
+
+    Raises KafkaError.
+    """
+    try:
+        response = await ask(admin, MetadataRequest(names, operations=True))
+    except (NotImplementedError, kafka_errors.IncompatibleBrokerVersion):
+        return {}
+    return {topic["name"]: topic["authorized_operations"] for topic in response.to_object()["topics"]}

@@ -1,19 +1,19 @@
-"""`--check`: try the files, ports, names, brokers and model servers that the settings name, all at once."""
+"""Try the files, ports, names, brokers and model servers that the settings name, all at once."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-from aggregator.app import BROKERS, EXTENSIONS, authentication_of, few_files
 from aggregator.errors import TokenbatchError
-from aggregator.registry import KINDS
 from aggregator.replicas.pool import describe
+from aggregator.request.kind import Kind
 from aggregator.settings.addresses import DnsAddress, changes, parse
-from aggregator.settings.aggregator import AggregatorSettings
+from aggregator.settings.aggregator import AggregatorSettings, GrpcSettings
+from aggregator.sources.brokers import Trial
 from aggregator.sources.calls.certificates import server_context, watch_certificates
-from aggregator.sources.kafka.connection import check as check_kafka
+from aggregator.wings.check.kafka import check_kafka
 from k8s.kube.endpoints import check_access
 from k8s.pod import checks
 from k8s.pod.addresses import split_server
@@ -21,15 +21,25 @@ from k8s.pod.checks import PATIENCE_S, Findings
 from k8s.pod.errors import StartError
 
 
-async def check(settings: AggregatorSettings) -> int:
-    """Print what was found; 0 if all of it works, else 1."""
+async def check(
+    settings: AggregatorSettings,
+    kinds: Sequence[Kind],
+    trials: Sequence[Trial],
+    authenticate: Callable[[GrpcSettings], object],
+    shortage: str,
+) -> int:
+    """Print what was found; 0 if all of it works, else 1.
+
+    `kinds`: the tasks of this aggregator. `trials`: of further brokers and extensions. `authenticate` reads the
+    credentials of callers. `shortage`: of files that may be open.
+    """
     logging.disable()  # the libraries' lines, which come before the sentence that says what to do
     findings = Findings()
-    if shortage := few_files(settings):
+    if shortage:
         findings.warn(shortage)
     checks.environment(findings)
     checks.files(findings, settings, without=[name for name, group in settings.brokers.items() if not group.enabled])
-    _credentials(findings, settings)
+    _credentials(findings, settings, authenticate)
     binds = {"grpc.bind": settings.grpc.bind, "http.bind": settings.http.bind, "demand.bind": settings.demand.bind}
     checks.ports(findings, binds, settings.telemetry.metrics_bind)
     work: list[Awaitable[None]] = []
@@ -37,8 +47,7 @@ async def check(settings: AggregatorSettings) -> int:
     if kafka.enabled:
         name = f"kafka {kafka.bootstrap_servers}"
         work.append(findings.within(_broker(findings, name, check_kafka(kafka, PATIENCE_S)), name))
-    checks_of = [each.check for each in BROKERS] + [each.check for each in EXTENSIONS]
-    for name, tried in filter(None, (check_of(settings, PATIENCE_S - 1.0) for check_of in checks_of)):
+    for name, tried in filter(None, (trial(settings, PATIENCE_S - 1.0) for trial in trials)):
         work.append(findings.within(_broker(findings, name, tried), name))
     for place, model in enumerate(settings.models):
         for number, address in enumerate(model.servers):
@@ -46,7 +55,7 @@ async def check(settings: AggregatorSettings) -> int:
             if changes(address):
                 serves = _endpoints(address, setting)
             else:
-                serves = _serves(findings, address, model.name, setting)
+                serves = _serves(findings, kinds, address, model.name, setting)
             work.append(findings.within(serves, f"{address} ({setting})"))
     if changes(settings.tenants.aggregators):
         counted = _endpoints(settings.tenants.aggregators, "tenants.aggregators")
@@ -55,14 +64,17 @@ async def check(settings: AggregatorSettings) -> int:
     return findings.ended
 
 
-def _credentials(findings: Findings, settings: AggregatorSettings) -> None:
+def _credentials(
+    findings: Findings, settings: AggregatorSettings, authenticate: Callable[[GrpcSettings], object]
+) -> None:
     """The certificates, tokens and keys of callers, as a start reads them."""
-    for use in (
+    reads: Sequence[Callable[[], object]] = (
         lambda: watch_certificates(settings.grpc.tls, server_context),
-        lambda: authentication_of(settings.grpc),
-    ):
+        lambda: authenticate(settings.grpc),
+    )
+    for read in reads:
         try:
-            use()
+            read()
         except StartError as error:
             findings.problem(str(error))
 
@@ -73,11 +85,11 @@ async def _broker(findings: Findings, name: str, asking: Awaitable[Sequence[str]
     findings.good(f"{name}: ok")
 
 
-async def _serves(findings: Findings, address: str, model: str, setting: str) -> None:
+async def _serves(findings: Findings, kinds: Sequence[Kind], address: str, model: str, setting: str) -> None:
     """Raises StartError for a model server that is not there, or serves another model."""
     await checks.answers(setting, *split_server(address))
     try:
-        found = await describe(address, KINDS, PATIENCE_S)
+        found = await describe(address, kinds, PATIENCE_S)
     except TokenbatchError as error:
         raise StartError(f"model server {address} ({setting}): {error}") from None
     findings.good(f"model server {address}: {found.model} {found.model_revision}, {found.dimensions} dimensions")
