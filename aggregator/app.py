@@ -56,6 +56,7 @@ from aggregator.wings.openapi.documents import OPENAPI
 from aggregator.wings.page.live import live_pages
 from aggregator.wings.redis.broker import REDIS_BROKER
 from aggregator.wings.sla.service_levels import service_levels
+from aggregator.wings.tracing.spans import open_tracing
 from aggregator.wings.undecodable.batches import read_by_hand
 from k8s.pod import open_files, telemetry
 from k8s.pod.monitoring import Heartbeat, Pages
@@ -85,6 +86,10 @@ STATIC_PATHS: Sequence[Mapping[str, Callable[[], Static]]] = [
     OPENAPI,
 ]
 """Documents that the HTTP port answers a GET with, the same for every caller."""
+TRACING: Sequence[Callable[[telemetry.Telemetry], Tracing | None]] = [
+    open_tracing,
+]
+"""Spans of the hot path."""
 _CLOSE_TIMEOUT_S = 5.0  # to commit and disconnect; twice of it is kept of the grace period
 _CLAIMED_BATCHES = 8
 """For each server: one runs, one is staged, some are on their way, and the rest is there to choose from."""
@@ -104,7 +109,7 @@ class Aggregator:
         self._draining = False
         self._telemetry = telemetry.start(settings.telemetry, "tokenbatch-aggregator")
         self._metrics = Metrics(self._telemetry.buffer, settings.sla.latency_s, tenants=settings.tenants.rates)
-        tracing = Tracing(self._telemetry.tracer, enabled=self._telemetry.traces)
+        tracing = next(filter(None, (opened(self._telemetry) for opened in TRACING)), Tracing())
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
         self._models = make_models(
             settings,

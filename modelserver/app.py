@@ -21,13 +21,12 @@ from modelserver.loop import EngineLoop, EngineState
 from modelserver.metrics import Metrics
 from modelserver.model_files import ModelFiles
 from modelserver.modes import Parts, tasks_of
-from modelserver.registry import ENGINE_WINGS, MODES, PROFILERS
+from modelserver.registry import ENGINE_WINGS, MODES, PROFILERS, SPANS
 from modelserver.scheduler.embedding_steps import EmbeddingSteps
 from modelserver.scheduler.queued_batch import StepReport
 from modelserver.scheduler.step_queue import StepQueue
 from modelserver.service.description import Description, describe
-from modelserver.service.servicer import ModelServerServicer, Serving
-from modelserver.service.tracing import batch_spans, no_span
+from modelserver.service.servicer import ModelServerServicer, Serving, no_span
 from modelserver.settings import ModelServerSettings
 from modelserver.startup import EngineStart, Profiler, queue_bounds
 from modelserver.watch import PhaseWatchdog
@@ -58,7 +57,7 @@ class Server:
             self._serving,
             files.tokenizer,
             self._metrics.refused,
-            batch_spans(telemetry.tracer) if telemetry.traces else no_span,
+            next(filter(None, (opened(telemetry) for opened in SPANS)), no_span),
         )
         most_connections = open_files.granted(settings.grpc.most_connections)
         watches = 2 * most_connections  # each aggregator has one and a check, and all may come through one proxy

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from k8s.pod.telemetry import Telemetry
 from modelserver.engines.choice import Alternative, EngineWings
 from modelserver.engines.pooling import ReadLayer
 from modelserver.engines.rows import ReadRows
 from modelserver.modes import Mode
+from modelserver.service.servicer import BatchSpan
 from modelserver.startup import Profiler
 from modelserver.wings.both.mode import Both
 from modelserver.wings.direct.choice import choose_direct
@@ -16,6 +18,7 @@ from modelserver.wings.modules.layers import LAYERS as SAVED_LAYERS
 from modelserver.wings.profile import command as profile
 from modelserver.wings.profile.profiler import SaturationProfiler
 from modelserver.wings.token_vectors.rows import read_rows as read_token_vectors
+from modelserver.wings.tracing.batch_spans import open_spans
 
 ALTERNATIVES: Mapping[str, Alternative] = {
     "direct": choose_direct,
@@ -41,3 +44,7 @@ COMMANDS = {
     "profile": profile,
 }
 """What runs instead of serving, by name; each module has a PURPOSE, add_arguments and run."""
+SPANS: tuple[Callable[[Telemetry], BatchSpan | None], ...] = (
+    open_spans,
+)  # fmt: skip
+"""Spans of batches."""

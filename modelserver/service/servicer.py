@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -18,13 +19,20 @@ from modelserver.scheduler.queued_batch import Answer, Outcome, QueuedBatch, Unc
 from modelserver.scheduler.step_queue import StepQueue
 from modelserver.service import batch as batches
 from modelserver.service.description import Description
-from modelserver.service.tracing import BatchSpan, no_span
 from protos.modelserver.v1 import modelserver_pb2 as pb
 from protos.modelserver.v1 import modelserver_pb2_grpc as pb_grpc
 
 _CODES: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 _CHUNK_BYTES = 1024 * 1024  # below gRPC's default limit of 4 MiB
 _Context = grpc.aio.ServicerContext[Any, Any]
+Metadata = Iterable[tuple[str, str | bytes]]
+BatchSpan = Callable[[Metadata | None], AbstractContextManager[object]]
+"""Opens the span of one batch, given its call's metadata; the wing `tracing` has one."""
+
+
+def no_span(_: Metadata | None) -> AbstractContextManager[object]:
+    """No span, where traces are not exported."""
+    return nullcontext()
 
 
 class SequenceCalls(Protocol):

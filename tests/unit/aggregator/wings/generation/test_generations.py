@@ -31,6 +31,7 @@ from aggregator.wings.generation.kind import GENERATION
 from aggregator.wings.generation.replica import GeneratingReplica
 from aggregator.wings.generation.runner import SequenceRunner
 from aggregator.wings.generation.server import ServerSequence
+from aggregator.wings.tracing.spans import SpanTracing
 from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_pool import FakePool
@@ -80,7 +81,7 @@ class FakeGenerationEngine:
 class TwoServers:
     """One revision on two servers."""
 
-    def __init__(self, tracer: Tracer | None = None) -> None:
+    def __init__(self, tracing: Tracing | None = None) -> None:
         words = FakeTokenizer()
         self.revision = ModelRevision(GENERATING, words, FakeCounting(words), DispatchPolicy())
         for name in ("a", "b"):
@@ -99,7 +100,7 @@ class TwoServers:
             self.pool,
             AdmissionLimits(Quotas(QuotaPolicy())),
             Metrics(self.buffer),
-            Tracing(tracer, enabled=tracer is not None),
+            tracing or Tracing(),
             complete=self.completed.extend,
             changed=lambda _: None,
             clock=lambda: self.now_s,
@@ -351,7 +352,7 @@ async def test_no_sequence_starts_for_a_caller_that_is_gone(servers: TwoServers)
 async def test_each_generation_is_a_span_of_its_callers_trace_from_its_dispatch(
     tracer: Tracer, exporter: InMemorySpanExporter
 ) -> None:
-    servers = TwoServers(tracer)
+    servers = TwoServers(SpanTracing(tracer))
     whole, late = servers.ask(max_tokens=3), servers.ask(deadline_s=servers.now_s + 0.02)
     whole.traceparent = f"00-{TRACE}-b7ad6b7169203331-01".encode()
     (engine,) = await servers.dispatch()

@@ -12,7 +12,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from modelserver.errors import InvalidBatch, NotServing, QueueFull, StepFailed
-from modelserver.service.tracing import BatchSpan, batch_spans
+from modelserver.service.servicer import BatchSpan
+from modelserver.wings.tracing.batch_spans import batch_spans
 
 
 @pytest.fixture

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import grpc
 from opentelemetry.propagate import extract
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 
 from k8s.pod.rpc_spans import error_of, rpc_attributes
+from k8s.pod.telemetry import Telemetry
 from modelserver.errors import ModelServerError
-
-Metadata = Iterable[tuple[str, str | bytes]]
-BatchSpan = Callable[[Metadata | None], AbstractContextManager[object]]
-"""Opens the span of one batch, given its call's metadata."""
+from modelserver.service.servicer import BatchSpan, Metadata
 
 _METHOD = "modelserver.v1.ModelServer/EmbedBatch"
-
-
-def no_span(_: Metadata | None) -> AbstractContextManager[object]:
-    """If traces are not exported."""
-    return nullcontext()
 
 
 def batch_spans(tracer: Tracer) -> BatchSpan:
@@ -52,3 +45,8 @@ def batch_spans(tracer: Tracer) -> BatchSpan:
             opened.end()
 
     return span
+
+
+def open_spans(telemetry: Telemetry) -> BatchSpan | None:
+    """The spans of this process's batches; None where no collector is configured."""
+    return batch_spans(telemetry.tracer) if telemetry.traces else None

@@ -1,0 +1,1 @@
+"""One span of each batch, exported over OTLP where a collector is configured."""
