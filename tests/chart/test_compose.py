@@ -80,7 +80,8 @@ def test_services_meet_at_the_ports_that_they_listen_on(composed: Any, monkeypat
     }
     ports = {service: {bind.rpartition(":")[2] for bind in binds} for service, binds in listens.items()}
     assert {each["published"] for each in composed["services"]["aggregator"]["ports"]} == ports["aggregator"]
-    scraped = yaml.safe_load(composed["configs"]["prometheus"]["content"])["scrape_configs"][0]["static_configs"]
+    prometheus = (ROOT / "k8s" / "dev" / "compose" / "prometheus.yaml").read_text(encoding="utf-8")
+    scraped = yaml.safe_load(prometheus)["scrape_configs"][0]["static_configs"]
     for address in [*(each["targets"][0] for each in scraped), *aggregator.models[0].servers]:
         service, _, port = address.rpartition(":")
         assert port in ports[service], service
@@ -94,9 +95,18 @@ def test_its_images_are_built_and_its_files_are_there(composed: Any, tmp_path: P
     built = {word for call in calls for word in call.split() if word.startswith("tokenbatch/")}
     asked = {each["image"] for each in composed["services"].values()}
     assert {image for image in asked if image.startswith("tokenbatch/")} == built
+    read = set()
     for service in composed["services"].values():
         for volume in service.get("volumes", ()):
             assert Path(volume["source"]).is_file(), volume
+            read.add(Path(volume["source"]))
+    assert {*(ROOT / "k8s" / "dev" / "compose").iterdir()} < read
+
+
+def test_podman_compose_finds_every_file_too(composed: Any) -> None:
+    """Up to 1.6 it reads no `configs` and no `secrets`, and says nothing: Prometheus would not find its file."""
+    assert not composed.keys() & {"configs", "secrets"}
+    assert not any(service.keys() & {"configs", "secrets"} for service in composed["services"].values())
 
 
 def test_every_port_is_this_machine_s_alone(composed: Any) -> None:
