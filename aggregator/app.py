@@ -8,21 +8,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
-from math import inf
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.known_rows import KnownRows
 from aggregator.admission.ledger import INTAKE_SHARE, Ledger
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.models import Canary, Model, Models
-from aggregator.admission.quotas import QuotaPolicy, Quotas
+from aggregator.admission.quotas import Quotas
 from aggregator.errors import unless_cancelled
 from aggregator.model_server import ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.pipeline import Pipeline
 from aggregator.registry import DEMAND, DOORS, KINDS, PROGRESS, REPLICAS, ROUTES, RUNNERS, SERVICES
-from aggregator.replicas.discovery import Discovery, ReadyAggregators, Target
+from aggregator.replicas.discovery import Discovery, Target
 from aggregator.replicas.pool import ModelServers
 from aggregator.reports.gauges import GAUGES, OnLoop, gauge_values
 from aggregator.reports.state import AggregatorState
@@ -30,7 +29,7 @@ from aggregator.request.request import GRPC, HTTP, Backlog, Source
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.work_item import Task
-from aggregator.settings.aggregator import AggregatorSettings, GrpcSettings
+from aggregator.settings.aggregator import AggregatorSettings, GrpcSettings, TenantSettings
 from aggregator.sources.brokers import Broker, BrokerParts
 from aggregator.sources.calls.callers import Authentication
 from aggregator.sources.calls.calls import Served
@@ -54,6 +53,7 @@ from aggregator.wings.cloud_events.envelope import CLOUD_EVENTS
 from aggregator.wings.fast_tokenizer.fast_path import fast_path
 from aggregator.wings.openapi.documents import OPENAPI
 from aggregator.wings.page.live import live_pages
+from aggregator.wings.quotas.rates import TenantRates
 from aggregator.wings.redis.broker import REDIS_BROKER
 from aggregator.wings.sla.service_levels import service_levels
 from aggregator.wings.tracing.spans import open_tracing
@@ -82,6 +82,10 @@ PAGES: Sequence[Callable[[AggregatorState], Pages]] = [
     live_pages,
 ]
 """Further pages of the monitoring port."""
+QUOTAS: Sequence[Callable[[TenantSettings], Quotas]] = [
+    TenantRates,
+]
+"""What holds tenants to a rate."""
 STATIC_PATHS: Sequence[Mapping[str, Callable[[], Static]]] = [
     OPENAPI,
 ]
@@ -122,13 +126,13 @@ class Aggregator:
         )
         targets = [Target(address, model.name) for model in settings.models for address in model.servers]
         pool = self._pool = ModelServers(Discovery(targets), cache, KINDS, tracing=tracing, costs=self._metrics.costs)
-        self._ready_aggregators = ReadyAggregators(settings.tenants.aggregators if settings.tenants.limited else "1")
+        self._quotas = quotas_of(settings)
         self._pipeline = Pipeline(
             self._models,
             pool,
             self._metrics,
             tracing,
-            limits=make_limits(settings, self._ready_aggregators),
+            limits=AdmissionLimits(self._quotas),
             max_unavailable_s=settings.batching.max_unavailable_s,
             runners=RUNNERS,
             demand=DEMAND,
@@ -256,7 +260,7 @@ class Aggregator:
         ready.update((source.name, source.trouble) for source in self.sources if not source.refusable)
         ready["loop"] = heartbeat.within(_UNREADY_S)
         self._work.append(tasks.create_task(unless_cancelled(self._pipeline.run()), name="pipeline"))
-        self._work.append(tasks.create_task(unless_cancelled(self._ready_aggregators.run()), name="ready aggregators"))
+        self._work.append(tasks.create_task(unless_cancelled(self._quotas.run()), name="quotas"))
         demand = await self._pipeline.demand.start(settings.demand.bind) if settings.demand.bind else None
         for source in self.sources:
             self._work.append(tasks.create_task(unless_cancelled(source.run()), name=source.name))
@@ -314,6 +318,11 @@ class Aggregator:
 def authentication_of(settings: GrpcSettings) -> Authentication | None:
     """The authentication that the settings ask for; None: anybody may call. Raises StartError for an unusable file."""
     return next(filter(None, (opened(settings) for opened in AUTHENTICATION)), None)
+
+
+def quotas_of(settings: AggregatorSettings) -> Quotas:
+    """The rates of tenants that the settings ask for. Raises StartError."""
+    return next((opened(settings.tenants) for opened in QUOTAS), Quotas())
 
 
 def _limits(settings: AggregatorSettings) -> Limits:
@@ -375,11 +384,3 @@ def make_ledger(settings: AggregatorSettings) -> Ledger:
     pauses = any(broker.enabled for broker in settings.brokers.values())
     answers = bool(settings.grpc.bind or settings.http.bind)
     return Ledger(settings.limits.memory_bytes, INTAKE_SHARE if pauses and answers else float(pauses))
-
-
-def make_limits(settings: AggregatorSettings, ready_aggregators: Callable[[], int] = lambda: 1) -> AdmissionLimits:
-    """The admission limits; a tenant's rate is divided among `ready_aggregators`."""
-    tenants = settings.tenants
-    rate = inf if tenants.tokens_per_s is None else tenants.tokens_per_s
-    quotas = Quotas(QuotaPolicy(rate, tenants.rates), ready_aggregators)
-    return AdmissionLimits(quotas)

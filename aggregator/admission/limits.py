@@ -33,8 +33,8 @@ _MESSAGES = {
 class AdmissionLimits:
     """The limits of all models and tenants. `jitter` in [0, 1) spreads the retries of refused callers."""
 
-    def __init__(self, quotas: Quotas, *, jitter: Callable[[], float] = random.random) -> None:
-        self._quotas = quotas
+    def __init__(self, quotas: Quotas | None = None, *, jitter: Callable[[], float] = random.random) -> None:
+        self._quotas = quotas or Quotas()
         self._jitter = jitter
 
     def refusal(

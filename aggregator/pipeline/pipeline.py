@@ -20,7 +20,6 @@ from aggregator.admission.enqueue import apart, enqueue
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Models, ServedTask
-from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.admission.routing import UNQUEUED, route_all, unroute
 from aggregator.errors import Code, ModelUnavailable, unless_cancelled
 from aggregator.model_server import ModelServer
@@ -66,7 +65,7 @@ class Pipeline:
         self._pool = pool
         self._metrics = metrics
         self._tracing = tracing
-        self._limits = limits or AdmissionLimits(Quotas(QuotaPolicy()))
+        self._limits = limits or AdmissionLimits()
         self.demand = next((new(models, clock) for new in demand), Demand())
         self.demand.sources = self.sources
         self._max_unavailable_s = max_unavailable_s

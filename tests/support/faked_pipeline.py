@@ -14,7 +14,7 @@ from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.known_rows import KnownRows
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.models import Model, Models
-from aggregator.admission.quotas import QuotaPolicy, Quotas
+from aggregator.admission.quotas import Quotas
 from aggregator.model_server import PoolMembers, ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
@@ -133,7 +133,7 @@ class FakedPipeline:
         service_level: NewServiceLevel | None = None,
         scales_to_zero: bool = False,
         known: Callable[[ServerDescription], KnownRows] | None = None,
-        quotas: QuotaPolicy | None = None,
+        quotas: Quotas | None = None,
         **policy: Any,
     ) -> None:
         self.kafka = kafka()
@@ -152,7 +152,7 @@ class FakedPipeline:
             self.pool,
             self.metrics,
             Tracing(),
-            limits=AdmissionLimits(Quotas(quotas or QuotaPolicy())),
+            limits=AdmissionLimits(quotas),
             max_unavailable_s=max_unavailable_s,
             runners=RUNNERS,
             demand=DEMAND,

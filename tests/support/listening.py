@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,9 +21,10 @@ from opentelemetry.sdk.metrics.export import NumberDataPoint
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.ledger import MEMORY_BYTES, Ledger
+from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.models import Model, Models
 from aggregator.all_settings import AllSettings
-from aggregator.app import STATIC_PATHS, authentication_of, make_limits
+from aggregator.app import STATIC_PATHS, authentication_of, quotas_of
 from aggregator.model_server import ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
@@ -118,7 +119,6 @@ async def listening(
     limits: Mapping[str, Any] | None = None,
     max_held_tokens: int = 100_000,
     memory_bytes: int = MEMORY_BYTES // 2,
-    ready_aggregators: Callable[[], int] = lambda: 1,
     credentials: grpc.ChannelCredentials | None = None,
 ) -> AsyncGenerator[Listening]:
     """A front door over `engines` (one quick one when none is given).
@@ -144,7 +144,7 @@ async def listening(
     buffer = MetricsBuffer()
     metrics = Metrics(buffer)
     pipeline = Pipeline(
-        models, pool, metrics, Tracing(), limits=make_limits(configured, ready_aggregators), runners=RUNNERS
+        models, pool, metrics, Tracing(), limits=AdmissionLimits(quotas_of(configured)), runners=RUNNERS
     )
     served = Served(
         default_model=configured.models[0].name,

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
-from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.replicas import discovery
-from aggregator.replicas.discovery import EVERY_S, Discovery, ReadyAggregators, Target, look_up, resolved
+from aggregator.replicas.discovery import EVERY_S, Discovery, Target, look_up, resolved
 from aggregator.settings.addresses import DnsAddress
 from tests.support.fake_kubernetes import SLICES, FakeKubernetesApi, slice_of
-from tests.support.until import until
 from tests.support.virtual_time import in_virtual_time, run
 
 PATH = f"{SLICES.format(namespace='ns')}/one"
@@ -118,29 +115,3 @@ async def test_addresses_of_both_kinds_are_written_as_grpc_reads_them(monkeypatc
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
     assert await look_up("servers", 1) == {"10.0.0.1:1", "[fd00::1]:1"}
-
-
-@asynccontextmanager
-async def counting(ready: ReadyAggregators) -> AsyncGenerator[None]:
-    task = asyncio.create_task(ready.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def test_the_endpoints_of_a_service_divide_a_rate_as_they_come_and_go() -> None:
-    api = FakeKubernetesApi()
-    api.put(PATH, slice_of("10.0.0.1", "10.0.0.2"))
-    async with api.started():
-        ready = ReadyAggregators("k8s://a.ns:50051", api.client)
-        quotas = Quotas(QuotaPolicy(100.0, burst_s=1.0), ready)
-        assert ready() == 1
-        async with counting(ready):
-            await until(lambda: ready() == 2)
-            assert quotas.wait_s("a", 50, 0.0) == 0
-            quotas.charge("a", 50, 0.0)
-            assert quotas.wait_s("a", 50, 0.0) == 1.0  # half the rate, and so twice the time
-            api.delete(PATH)
-            await until(lambda: ready() == 1)  # this one is there, whatever the API says

@@ -13,7 +13,7 @@ from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.enqueue import enqueue
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
-from aggregator.admission.quotas import QuotaPolicy, Quotas
+from aggregator.admission.quotas import Quotas
 from aggregator.errors import Code
 from aggregator.model_server import Details
 from aggregator.request.request import Failure, Options, Request
@@ -32,12 +32,12 @@ FULL = Failure(Code.INVALID_ARGUMENT, "it had its outcome")
 class Intake:
     """One revision without a server: what is queued stays there."""
 
-    def __init__(self, *, quotas: QuotaPolicy | None = None, most: int = 1000, details: Details | None = None) -> None:
+    def __init__(self, *, quotas: Quotas | None = None, most: int = 1000, details: Details | None = None) -> None:
         self.counting = FakeCounting(FakeTokenizer())
         description = replace(DESCRIPTION, query_prompt="9 ", document_prompt="8 8 ", details=details or Details())
         self.model_revision = ModelRevision(description, FakeTokenizer(), self.counting, DispatchPolicy())
         self.admission = Admission(AdmissionPolicy(most))
-        self.limits = AdmissionLimits(Quotas(quotas or QuotaPolicy()), jitter=lambda: 0.0)
+        self.limits = AdmissionLimits(quotas, jitter=lambda: 0.0)
         self.queue = self.model_revision.dispatcher.queue
 
     def put(self, *requests: Request) -> list[Request]:
@@ -166,23 +166,3 @@ def test_a_call_that_finds_no_room_is_refused_and_takes_none() -> None:
     assert intake.put(first, second) == [second]
     assert failures(second) == [Code.RESOURCE_EXHAUSTED]
     assert (intake.admission.total, second.held, second.admitted) == (8, None, False)
-
-
-def test_kafkas_records_need_no_room_and_count_against_their_tenants_rate() -> None:
-    intake = Intake(most=10, quotas=QuotaPolicy(10.0, burst_s=1.0))
-    records = [request("1 1 1 1", source=KAFKA, tenant="a") for _ in range(4)]
-    assert intake.put(*records) == []
-    assert intake.admission.total == 24
-    assert intake.put(request("1", tenant="a")) != []
-
-
-def test_what_was_admitted_once_is_neither_refused_nor_charged_again() -> None:
-    intake = Intake(most=10, quotas=QuotaPolicy(10.0, burst_s=1.0))
-    one = request("1 1 1 1 1 1", tenant="a")
-    intake.put(one)
-    one.release()
-    intake.put(request("1", tenant="b", source=KAFKA))
-    assert intake.put(one) == []
-    roomy = Admission(AdmissionPolicy(1000))
-    told = intake.limits.refusal(request("1", tenant="a"), 2, roomy, intake.model_revision.dispatcher, NOW_S)
-    assert told is None, "its eight tokens were charged twice"

@@ -10,8 +10,7 @@ import pytest
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.limits import AdmissionLimits
-from aggregator.admission.quotas import QuotaPolicy, Quotas
-from aggregator.app import make_limits
+from aggregator.admission.quotas import Quotas
 from aggregator.errors import Code, Overloaded
 from aggregator.request.request import Failure, Request
 from aggregator.scheduler.curve import Curve, Rule
@@ -19,7 +18,6 @@ from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
 from aggregator.scheduler.work_item import Priority
-from aggregator.settings.aggregator import AggregatorSettings
 from tests.support.fake_source import GRPC, FakeSource, any_request
 from tests.support.faked_pipeline import FakedPipeline, new_engine
 from tests.support.virtual_time import in_virtual_time
@@ -66,7 +64,7 @@ class Obedient:
 @in_virtual_time
 async def test_who_returns_when_told_asks_a_few_times_at_a_queue_of_ten_seconds(tenant: str) -> None:
     faked = FakedPipeline(new_engine(slowness=330.0), max_held_tokens=1000, queue=NO_SHARING)  # 100 tokens a second
-    faked.pipeline._limits = AdmissionLimits(Quotas(QuotaPolicy()), jitter=random.Random(1).random)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    faked.pipeline._limits = AdmissionLimits(jitter=random.Random(1).random)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     async with faked.started():
         others = [asyncio.ensure_future(Obedient(faked, tenant).ask_on()) for _ in range(110)]
         await asyncio.sleep(15)
@@ -122,8 +120,8 @@ def full_source() -> FakeSource:
 class Intake:
     """The limits with all they look at: a bound of 1,000 tokens, one replica of 10,000 tokens/s."""
 
-    def __init__(self, quotas: QuotaPolicy | None = None, *, jitter: float = 0.0) -> None:
-        self.limits = AdmissionLimits(Quotas(quotas or QuotaPolicy()), jitter=lambda: jitter)
+    def __init__(self, quotas: Quotas | None = None, *, jitter: float = 0.0) -> None:
+        self.limits = AdmissionLimits(quotas, jitter=lambda: jitter)
         self.admission = Admission(AdmissionPolicy(1000))
         replica = Replica("a", Curve(0.0, 0.0, 1e-4, 100, Rule.THROUGHPUT, 1000), 100, ReplicaPolicy())
         replica.sent("0", 100, 99.99)
@@ -183,49 +181,3 @@ def test_what_leaves_during_refusals_says_more_than_what_replicas_can_do() -> No
     assert intake.retry_s(call("a"), 10) < 0.1
     intake.admission.release(50, "a", refusable=True)
     assert intake.retry_s(call("a"), 310, now_s=100.5) == pytest.approx((0.36 * 1260 - 0.64 * 50) / 100, abs=0.01)
-
-
-def test_who_used_a_rate_up_is_told_to_come_when_it_allows_as_much_again() -> None:
-    intake = Intake(QuotaPolicy(100.0, burst_s=10.0))
-    intake.limits.charge(call(), 1000, 100.0)
-    assert intake.retry_s(call(), 150) == pytest.approx(1.5)
-    assert intake.refusal(call("b"), 150) is None
-
-
-@pytest.mark.parametrize(
-    ("owed", "jitter", "told_s"), [(1, 0.0, 0.02), (1, 0.5, 5.02), (900, 0.0, 9.0), (900, 0.5, 14.0)]
-)
-def test_nobody_is_told_to_come_at_once_or_ever_so_late_or_all_together(
-    owed: int, jitter: float, told_s: float
-) -> None:
-    intake = Intake(QuotaPolicy(100.0, burst_s=10.0), jitter=jitter)
-    intake.limits.charge(call(), 1000, 100.0)
-    assert intake.retry_s(call(), owed) == pytest.approx(told_s)
-
-
-def test_nobody_is_told_to_come_later_than_in_two_minutes() -> None:
-    intake = Intake(QuotaPolicy(1.0, burst_s=300.0))
-    intake.limits.charge(call(), 300, 100.0)
-    assert intake.retry_s(call(), 119) == pytest.approx(119.0)
-    assert intake.retry_s(call(), 200) == pytest.approx(120.0)
-
-
-@pytest.mark.parametrize("left_s", [4.0, 0.01, -1.0])
-def test_room_that_comes_after_the_deadline_is_told_as_well(left_s: float) -> None:
-    intake = Intake(QuotaPolicy(100.0, burst_s=10.0))
-    intake.limits.charge(call(), 1000, 100.0)
-    assert intake.retry_s(call(in_s=left_s), 100) == pytest.approx(1.0)
-
-
-def test_each_tenant_is_held_to_its_part_of_the_rate_in_the_settings() -> None:
-    tenants = {
-        "tokens_per_s": 200.0,
-        "rates": {"b": 20.0},
-    }
-    settings = AggregatorSettings.model_validate({"tenants": tenants})
-    intake = Intake()
-    intake.limits = make_limits(settings, lambda: 2)
-    for tenant, burst in (("a", 200), ("b", 20)):
-        intake.limits.charge(call(tenant), burst - 10, 100.0)
-        assert intake.refusal(call(tenant), 10) is None
-        assert "rate" in str(intake.refusal(call(tenant), 11))

@@ -13,7 +13,6 @@ import pytest
 from typing_extensions import override
 
 from aggregator.admission.known_rows import KnownRows
-from aggregator.admission.quotas import QuotaPolicy
 from aggregator.errors import Code
 from aggregator.model_server import Details, ServerDescription
 from aggregator.request.request import Request
@@ -181,14 +180,6 @@ async def test_a_full_queue_still_answers_what_is_known() -> None:
     assert refused.code is Code.RESOURCE_EXHAUSTED
     assert known.code is Code.OK
     assert response(known, "").cached == 1
-
-
-@in_virtual_time
-async def test_hits_are_charged_to_the_tenants_rate() -> None:
-    engine = FakeEngine(DESCRIPTION)
-    async with FakedPipeline(engine, known=Caches(), quotas=QuotaPolicy(3.0)).started() as faked:
-        codes = [(await faked.embed("10 20", tenant="a")).code for _ in range(40)]
-    assert Code.RESOURCE_EXHAUSTED in codes
 
 
 def rows_of(cache: RowCache, key: int, tenant: str = "") -> bool:

@@ -14,7 +14,6 @@ from opentelemetry.trace import Tracer
 from aggregator import model_server as ports
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
-from aggregator.admission.quotas import QuotaPolicy, Quotas
 from aggregator.errors import Code, EngineFailed, ModelServerLost, server_error
 from aggregator.model_server import GenerationLoad
 from aggregator.observability.metrics import Metrics
@@ -98,7 +97,7 @@ class TwoServers:
         self.buffer = MetricsBuffer()
         self.runner = BatchExecutor(
             self.pool,
-            AdmissionLimits(Quotas(QuotaPolicy())),
+            AdmissionLimits(),
             Metrics(self.buffer),
             tracing or Tracing(),
             complete=self.completed.extend,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from math import inf
 
-from aggregator.admission.quotas import QuotaPolicy
 from aggregator.scheduler.replica import ReplicaPolicy, StepReport
 from aggregator.scheduler.speed import UNMEASURED
 from aggregator.wings.generation.generation import Generation
 from aggregator.wings.generation.kind import GENERATION
 from aggregator.wings.generation.replica import GeneratingReplica
+from aggregator.wings.quotas.buckets import QuotaPolicy, TokenBuckets
 from protos.generation.v1.generation_pb2 import Sampling
 from tests.unit.aggregator.admission.test_limits import Intake, call, full_source
 
 
 def test_limits_are_checked_in_one_order_and_the_first_reached_is_told() -> None:
-    intake = Intake(QuotaPolicy(100.0, burst_s=1.0))
+    intake = Intake(TokenBuckets(QuotaPolicy(100.0, burst_s=1.0)))
     generating = GeneratingReplica("a", UNMEASURED, 100, ReplicaPolicy(), kv_tokens=4096, max_sequences=1)
     intake.dispatcher.replicas["a"] = generating
     generating.began()
