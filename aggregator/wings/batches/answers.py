@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 
 import msgspec
@@ -73,17 +73,17 @@ class Lines:
             if self.is_open(place):
                 self.end(place, why)
 
-    def part(self, now_s: float) -> bytes:
-        """The head with the counts, then the lines that succeeded, then the others, each in the file's order."""
+    def pieces(self, now_s: float) -> Iterator[bytes]:
+        """The part: its head with the counts, then the lines that succeeded, then the others, in the file's order."""
         assert not self.left, "A part is written that misses a line. This is a bug."
-        good, bad = b"".join(self._good), b"".join(self._bad)
-        completed = sum(map(bool, self._good))
+        good, bad = [*filter(None, self._good)], [*filter(None, self._bad)]
+        output_bytes = sum(map(len, good))
         head = Head(
             now_s,
-            completed,
-            len(self._custom_ids) - completed,
             len(good),
-            len(good) + len(bad),
+            len(bad),
+            output_bytes,
+            output_bytes + sum(map(len, bad)),
             self._tokens,
             self._output_tokens,
             self._ended[End.EXPIRED],
@@ -91,7 +91,12 @@ class Lines:
         )
         written = to_bytes(head)
         assert len(written) == HEAD_BYTES, "A part's head is too long. This is a bug."
-        return written + good + bad
+        yield written
+        yield from good
+        yield from bad
+
+    def part(self, now_s: float) -> bytes:
+        return b"".join(self.pieces(now_s))
 
     def _line(self, place: int, response: bytes, error: bytes) -> bytes:
         ids = msgspec.json.encode(self.request_id(place)), msgspec.json.encode(self._custom_ids[place])

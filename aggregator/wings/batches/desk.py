@@ -1,106 +1,34 @@
-"""Files and batches of tenants over the store: keep, plan, see, end. Every step may be done twice, by anyone."""
+"""Files and batches of tenants: files are kept, shown, sent and deleted beside the batches that read and write them."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from functools import partial
-from math import inf
-from typing import Any, TypeVar, cast
-
-import msgspec
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from aggregator.errors import Code, TokenbatchError
-from aggregator.slow_lane import in_slow_lane
-from aggregator.wings.batches.answers import End, Lines, lost_part
-from aggregator.wings.batches.kept import Kept
-from aggregator.wings.batches.lines import decoded, lines_of
+from aggregator.wings.batches.batches import Batches, QuotaReached
 from aggregator.wings.batches.objects import (
     HEAD_BYTES,
-    Batch,
-    Cancel,
     FileMeta,
-    Head,
     Kind,
-    Plan,
-    Pointer,
-    Refusal,
-    Result,
     batch_path,
     data_path,
     file_of,
-    head_of,
     meta_path,
     part_path,
 )
-from aggregator.wings.batches.settings import BatchesSettings
-from aggregator.wings.batches.store import Listed, ObjectGone, Store, StoreAway
-from aggregator.wings.batches.validation import validated
 from aggregator.wings.batches.views import Seen, shown_file, shown_written
 
-_LOG = logging.getLogger(__name__)
-_KEPT_BYTES = 16 * 1024 * 1024
-_READ_AT_ONCE = 16
-_REMIND_S = 15.0
-"""A batch that nobody validates for so long lost its record: its aggregator died between store and broker."""
-_END_AFTER_S = 4.0
-"""After a cancellation: until then an aggregator that computes a chunk has written what it has."""
 
-T = TypeVar("T")
-Produce = Callable[[Sequence[Pointer]], Awaitable[None]]
+class InUse(TokenbatchError):
+    """A file that a batch reads cannot be deleted."""
+
+    code = Code.FAILED_PRECONDITION
 
 
-class QuotaReached(TokenbatchError):
-    """The tenant keeps as much as it may."""
-
-    code = Code.RESOURCE_EXHAUSTED
-
-
-class Desk:
-    """What the routes and the source ask of the store. `produce` writes records; `folder` is a tenant's."""
-
-    def __init__(
-        self,
-        store: Store,
-        settings: BatchesSettings,
-        produce: Produce,
-        *,
-        wall_clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self.store = store
-        self.settings = settings
-        self.now_s = wall_clock
-        self._produce = produce
-        self._sleep = sleep
-        self.kept = Kept(_KEPT_BYTES)
-        self._reading = asyncio.Semaphore(_READ_AT_ONCE)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._reminded_s: dict[str, float] = {}
-
-    # Objects, which never change, are kept once they are read.
-
-    async def load(self, path: str, kind: type[T]) -> T | None:
-        """An object of the store; None where there is none."""
-        if (kept := self.kept.get(path)) is not None:
-            return cast("T", kept)
-        async with self._reading:
-            if kind is Head:
-                data = await self.store.read_slice(path, 0, HEAD_BYTES)
-                found: Any = head_of(data) if data else None
-            else:
-                data = await self.store.read(path)
-                found = msgspec.json.decode(data, type=kind) if data is not None else None
-        if data is not None:
-            self.kept.keep(path, found, len(data))
-        return found  # type: ignore[no-any-return]
-
-    async def _create(self, path: str, written: msgspec.Struct) -> bool:
-        return await self.store.create(path, msgspec.json.encode(written))
-
-    # Files.
+class Desk(Batches):
+    """What the routes and the source ask of the store; `folder` is a tenant's."""
 
     async def room_bytes(self, folder: str) -> int:
         """Bytes that a tenant may yet store. Raises QuotaReached."""
@@ -157,7 +85,9 @@ class Desk:
 
     async def files(self, folder: str) -> list[dict[str, Any]]:
         """All files of a tenant, the newest first."""
-        ids = {each.path.split("/")[3] for each in await self.store.list(f"{folder}/files") if _is_meta(each)}
+        ids = {
+            each.path.split("/")[3] for each in await self.store.list(f"{folder}/files") if each.path.endswith("/meta")
+        }
         found = await asyncio.gather(*(self.load(meta_path(folder, each), FileMeta) for each in ids))
         metas = [meta for meta in found if meta is not None]
         await self._delete_expired(folder, [meta for meta in metas if self._has_expired(meta)])
@@ -203,192 +133,3 @@ class Desk:
         if seen_now is not None and not any(seen_now.size_bytes(each) for each in (Kind.OUTPUT, Kind.ERRORS)):
             await self._delete_parts(folder, seen_now)
         return True
-
-    async def _delete_parts(self, folder: str, seen: Seen) -> None:
-        """Nobody can read them any more; the result has their counts."""
-        if seen.result is not None:
-            await self.store.delete([part_path(folder, seen.batch.id, each) for each in range(len(seen.result.heads))])
-
-    # Batches.
-
-    async def create(self, folder: str, batch: Batch) -> Seen:
-        """Begin a batch. Raises QuotaReached."""
-        unfinished = len(await self._unfinished(folder))
-        if unfinished >= (most := self.settings.max_unfinished):
-            raise QuotaReached(f"{unfinished} of your batches are not finished, of {most}: wait for one, or cancel one")
-        await self._create(batch_path(folder, batch.id, "batch"), batch)
-        await self._produce([Pointer(folder, batch.id)])
-        return Seen(batch)
-
-    async def _names(self, folder: str) -> dict[str, set[str]]:
-        """The names of the objects of each of a tenant's batches, the newest first."""
-        names: dict[str, set[str]] = {}
-        for each in reversed(await self.store.list(f"{folder}/batches")):
-            _, _, _, batch_id, name = each.path.split("/", 4)
-            names.setdefault(batch_id, set()).add(name)
-        return names
-
-    async def _unfinished(self, folder: str) -> list[Seen]:
-        names = await self._names(folder)
-        found = [self._see(folder, each, there) for each, there in names.items() if not there & {"result", "errors"}]
-        return [seen for seen in await asyncio.gather(*found) if seen is not None and not seen.status.is_final]
-
-    async def all_seen(self, folder: str, after: str = "", most: int | None = None) -> tuple[list[Seen], bool]:
-        """A tenant's batches behind the one with the id `after`, the newest first; and whether there are more."""
-        names = await self._names(folder)
-        ids = [*names]
-        begin = ids.index(after) + 1 if after in names else 0
-        page = ids[begin:] if most is None else ids[begin : begin + most]
-        found = await asyncio.gather(*(self._see(folder, each, names[each]) for each in page))
-        return [seen for seen in found if seen is not None], begin + len(page) < len(ids)
-
-    async def seen(self, folder: str, batch_id: str) -> Seen | None:
-        """A batch; None where there is none. Puts right what a crash left behind."""
-        at = batch_path(folder, batch_id, "")
-        names = {each.path.removeprefix(at) for each in await self.store.list(at.rstrip("/"))}
-        return await self._see(folder, batch_id, names)
-
-    async def _see(self, folder: str, batch_id: str, names: set[str]) -> Seen | None:
-        async def load(name: str, kind: type[T]) -> T | None:
-            return await self.load(batch_path(folder, batch_id, name), kind) if name in names else None
-
-        batch = await load("batch", Batch)
-        if batch is None:
-            return None
-        result = await load("result", Result)
-        parts = sorted(name for name in names if name.startswith("parts/")) if result is None else []
-        heads = await asyncio.gather(*(load(name, Head) for name in parts))
-        seen = Seen(
-            batch,
-            await load("plan", Plan),
-            await load("errors", Refusal),
-            await load("cancel", Cancel),
-            {int(name[6:]): head for name, head in zip(parts, heads, strict=True) if head is not None},
-            result,
-            frozenset(kind for kind in (Kind.OUTPUT, Kind.ERRORS) if f"{kind}.gone" in names),
-        )
-        await self._put_right(folder, seen)
-        return seen
-
-    async def _put_right(self, folder: str, seen: Seen) -> None:
-        """Note a result that nobody noted, end what is to end, and remind of what nobody began."""
-        batch_id, now_s = seen.batch.id, self.now_s()
-        if seen.status.is_final:
-            if seen.result is None and seen.plan is not None and seen.is_whole:
-                heads = tuple(seen.heads[chunk] for chunk in range(len(seen.plan.chunks)))
-                await self._create(batch_path(folder, batch_id, "result"), Result(heads))
-            elif 0 < seen.outputs_expire_s <= now_s and not seen.gone:
-                for kind in (Kind.OUTPUT, Kind.ERRORS):
-                    await self.store.create(batch_path(folder, batch_id, f"{kind}.gone"), b"")
-                await self._delete_parts(folder, seen)
-        elif seen.cancel is not None:
-            wait_s = max(0.0, seen.cancel.at_s + _END_AFTER_S - now_s)
-            self._spawn(batch_id, self._end(folder, seen.batch, End.CANCELLED, wait_s))
-        elif now_s > seen.batch.expires_s:
-            self._spawn(batch_id, self._end(folder, seen.batch, End.EXPIRED, _END_AFTER_S))
-        elif seen.plan is None and now_s > _REMIND_S + max(seen.batch.created_s, self._reminded_s.get(batch_id, -inf)):
-            self._reminded_s[batch_id] = now_s
-            await self._produce([Pointer(folder, batch_id)])
-
-    def _spawn(self, batch_id: str, work: Coroutine[Any, Any, None]) -> None:
-        if batch_id in self._tasks:
-            work.close()
-            return
-        task = asyncio.create_task(work, name=f"end {batch_id}")
-        self._tasks[batch_id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(batch_id, None))
-
-    async def cancel(self, folder: str, batch_id: str) -> Seen | None:
-        """Cancel a batch that is not finished; None where there is none."""
-        seen = await self.seen(folder, batch_id)
-        if seen is None or seen.status.is_final:
-            return seen
-        await self._create(batch_path(folder, batch_id, "cancel"), Cancel(self.now_s()))
-        return await self.seen(folder, batch_id)
-
-    async def is_cancelled(self, folder: str, batch_id: str) -> bool:
-        return await self.load(batch_path(folder, batch_id, "cancel"), Cancel) is not None
-
-    async def _end(self, folder: str, batch: Batch, why: End, wait_s: float) -> None:
-        """Write the parts that nobody wrote: their lines have ended. Whoever writes a part first is right."""
-        try:
-            await self._sleep(wait_s)
-            plan = await self.plan(folder, batch)
-            if plan is None:
-                return
-            for chunk in range(len(plan.chunks)):
-                path = part_path(folder, batch.id, chunk)
-                if path not in self.kept and not await self.store.exists(path):
-                    await self.store.create(path, await self._ended(folder, batch, plan, chunk, why))
-            await self.seen(folder, batch.id)
-        except StoreAway as error:  # the next one who looks at the batch goes on
-            _LOG.warning("a batch cannot be ended now", extra={"batch": batch.id, "error": repr(error.__cause__)})
-
-    async def _ended(self, folder: str, batch: Batch, plan: Plan, chunk: int, why: End) -> bytes:
-        """The part of a chunk that nobody computes. Raises StoreAway."""
-        try:
-            lines = await self.lines(folder, batch, plan, chunk)
-        except ObjectGone:
-            return lost_part(plan.chunks[chunk].lines, why, self.now_s())
-        await in_slow_lane(partial(lines.end_all, why))
-        return lines.part(self.now_s())
-
-    async def lines(self, folder: str, batch: Batch, plan: Plan, chunk: int) -> Lines:
-        """The lines of a chunk without answers. Raises ObjectGone or StoreAway."""
-        cut = plan.chunks[chunk]
-        data = await self.store.read_slice(data_path(folder, batch.input_file_id), cut.start, cut.length)
-        if data is None:
-            raise ObjectGone("the batch's file is gone")
-
-        def read() -> Lines:
-            return Lines(batch.id, chunk, [decoded(raw).custom_id for raw in lines_of(data)])
-
-        return await in_slow_lane(read)
-
-    # Validation.
-
-    async def plan(self, folder: str, batch: Batch) -> Plan | None:
-        """The plan of a batch, made if there is none; None for a file that is refused. Raises StoreAway."""
-        at = partial(batch_path, folder, batch.id)
-        found = await self.load(at("plan"), Plan)
-        if found is not None or await self.load(at("errors"), Refusal) is not None:
-            return found
-        meta = await self.load(meta_path(folder, batch.input_file_id), FileMeta)  # it may have expired since
-        made = await validated(self.store, self.settings, folder, batch, meta, now_s=self.now_s, sleep=self._sleep)
-        if isinstance(made, Plan):
-            await self._create(at("plan"), made)
-        else:
-            await self._create(at("errors"), Refusal(self.now_s(), made))
-        return await self.load(at("plan"), Plan)
-
-    async def begin(self, folder: str, batch_id: str) -> None:
-        """Validate a batch, and write a record for each chunk without a part. Raises StoreAway."""
-        batch = await self.load(batch_path(folder, batch_id, "batch"), Batch)
-        plan = await self.plan(folder, batch) if batch is not None else None
-        if batch is None or plan is None:
-            return
-        at = batch_path(folder, batch_id, "")
-        there = {each.path.removeprefix(at) for each in await self.store.list(at.rstrip("/"))}
-        await self._produce(
-            [
-                Pointer(folder, batch_id, chunk, cut.start, cut.length, cut.lines, batch.expires_s, plan.model)
-                for chunk, cut in enumerate(plan.chunks)
-                if f"parts/{chunk:06d}" not in there
-            ]
-        )
-
-    async def close(self) -> None:
-        """End what runs; whoever looks at its batch next goes on."""
-        for task in [*self._tasks.values()]:
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
-
-class InUse(TokenbatchError):
-    """A file that a batch reads cannot be deleted."""
-
-    code = Code.FAILED_PRECONDITION
-
-
-def _is_meta(each: Listed) -> bool:
-    return each.path.endswith("/meta")

@@ -15,6 +15,8 @@ _MOST_PROBLEMS = 100
 MAX_LINE_BYTES = 4 * 1024 * 1024
 """As a call's body."""
 _MOST_ID_CHARACTERS = 512
+_COUNTED_BYTES = 64 * 1024
+"""The inputs of a longer body are not counted, which would take long: it is a chunk of its own."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -27,10 +29,15 @@ class Line(msgspec.Struct, frozen=True):
     url: str = ""
 
 
-class _Body(msgspec.Struct):
-    """The fields that say how much a request asks for, whatever its endpoint."""
+class _Model(msgspec.Struct):
+    """The field that all lines of a file have alike."""
 
     model: Any = None
+
+
+class _Body(_Model):
+    """The fields that say how much a request asks for, whatever its endpoint."""
+
     input: Any = None
     inputs: Any = None
     texts: Any = None
@@ -39,7 +46,7 @@ class _Body(msgspec.Struct):
     text_2: Any = None
 
 
-_LINE, _BODY = msgspec.json.Decoder(Line), msgspec.json.Decoder(_Body)
+_LINE, _MODEL, _BODY = msgspec.json.Decoder(Line), msgspec.json.Decoder(_Model), msgspec.json.Decoder(_Body)
 _LISTS = ("input", "inputs", "texts", "documents", "text_1", "text_2")
 
 
@@ -95,7 +102,10 @@ class Validator:
             self._skips = not end
         *whole, self._tail = (self._tail + data).split(b"\n")
         for raw in whole:
-            self._take(raw, len(raw) + 1)
+            if raw:
+                self._take(raw, len(raw) + 1)
+            else:  # quickly: a file may have nothing else
+                self._number, self._at = self._number + 1, self._at + 1
         if len(self._tail) > MAX_LINE_BYTES:
             self._take(self._tail, len(self._tail))
             self._tail, self._skips = b"", True
@@ -163,8 +173,9 @@ class Validator:
 
     def _counted(self, line: Line) -> int:
         """Its inputs, about; checks that it asks for the same model as the lines before it."""
+        body: _Model
         try:
-            body = _BODY.decode(line.body)
+            body = (_BODY if len(line.body) <= _COUNTED_BYTES else _MODEL).decode(line.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return 1  # the door says what is wrong with it
         if isinstance(body.model, str) and body.model:
@@ -172,6 +183,8 @@ class Validator:
                 message = f"the line asks for model {shown(body.model)}, and those before it for {shown(self._model)}"
                 self._refuse("model_mismatch", message, "model")
             self._model = self._model or body.model
+        if not isinstance(body, _Body):
+            return self._chunk_inputs
         lists = [found for name in _LISTS if isinstance(found := getattr(body, name), list)]
         return max(1, sum(map(_inputs_in, lists)))
 

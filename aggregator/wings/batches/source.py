@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 
 import msgspec
 from typing_extensions import override
@@ -24,10 +25,11 @@ from aggregator.sources.http.answer import Form
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.offsets import InFlightRecord
 from aggregator.wings.batches.answers import End, lost_part
-from aggregator.wings.batches.chunk import Chunk, LineReader, answer_all, origin_of
+from aggregator.wings.batches.chunk import SLICE_LINES, Chunk, LineReader, answer_all, origin_of, slices
 from aggregator.wings.batches.desk import Desk
 from aggregator.wings.batches.objects import Batch, Pointer, batch_path, data_path, part_path
 from aggregator.wings.batches.store import StoreAway
+from aggregator.wings.batches.waiting import Taken, Waiting
 
 _LOG = logging.getLogger(__name__)
 _OPEN_AT_ONCE = 8
@@ -41,6 +43,8 @@ _TRIES = 8
 """Of a line whose failure a retry can cure; the pipeline has tried it on other servers before."""
 _NUMBER_BYTES, _VECTOR_BYTES = 22, 512
 """At most, of a vector's number as JSON, and of a line beside its numbers."""
+_COPIED_BYTES = 256 * 1024
+"""Of a part, in one turn of the event loop."""
 _BYTES_PER_TOKEN = 4.0
 _POINTER = msgspec.json.Decoder(Pointer)
 
@@ -73,11 +77,12 @@ class BatchSource(Source):
         self._name_of = name_of
         self._clock = clock
         self._topic = desk.settings.topic
-        self._pending: dict[str, deque[tuple[Pointer, InFlightRecord]]] = {}
-        self._waiting = 0
+        self._waiting = Waiting()
         self._new: asyncio.Queue[tuple[Pointer, InFlightRecord]] = asyncio.Queue()
         self._open: dict[str, Chunk] = {}
-        self._again: deque[tuple[float, Chunk, int]] = deque()
+        self._reading: Chunk | None = None
+        self._again: list[tuple[float, int, Chunk, int]] = []
+        self._count = count()
         self._paused: frozenset[str] = frozenset()
         self._asked: set[str] = {default_model}
         self._stopping = False
@@ -103,7 +108,7 @@ class BatchSource(Source):
     async def _fetch(self) -> None:
         """Take records over, while few wait for their turn."""
         while True:
-            while self._waiting >= _FETCHED:
+            while len(self._waiting) >= _FETCHED:
                 await self._change()
             records = await self._consumer.fetch()
             if not records:
@@ -118,8 +123,7 @@ class BatchSource(Source):
                 if pointer.chunk < 0:
                     self._new.put_nowait((pointer, record))
                 else:
-                    self._pending.setdefault(pointer.batch, deque()).append((pointer, record))
-                    self._waiting += 1
+                    self._waiting.put(pointer, record)
             self._changed.set()
 
     async def _change(self) -> None:
@@ -157,57 +161,52 @@ class BatchSource(Source):
         ended = {each for each in self._open.values() if each.pointer.batch == batch and not each.ended}
         self._forget(lambda request: request.source is self and origin_of(request).chunk in ended)
         for chunk in ended:
-            await in_slow_lane(partial(chunk.lines.end_all, End.CANCELLED))
+            chunk.lines.end_all(End.CANCELLED)
             self._write(chunk)
+            await asyncio.sleep(0)
 
     # Chunks.
 
     async def _receive(self) -> Sequence[Request]:
-        """The requests of the next chunk."""
-        while not self._stopping:
+        """The requests of the next lines: of the chunk that is being read, or of another one."""
+        while self._reading is not None or not self._stopping:
+            await asyncio.sleep(0)  # others have their turn
+            if self._reading is not None:
+                if requests := await self._read(self._reading):
+                    return requests
+                continue
             taken = self._next()
             if taken is None:
                 await self._change()
                 continue
             pointer, record = taken
             try:
-                requests = await self._begin(pointer, record)
+                self._reading = await self._begin(pointer, record)
             except StoreAway as error:
                 _LOG.warning("a chunk cannot be read", extra={"batch": pointer.batch, "error": repr(error.__cause__)})
-                self._pending.setdefault(pointer.batch, deque()).appendleft(taken)
-                self._waiting += 1
+                self._waiting.put_back(taken)
                 await asyncio.sleep(_RETRY_S)
-                continue
-            if requests:
-                return requests
         return ()
 
-    def _next(self) -> tuple[Pointer, InFlightRecord] | None:
+    def _next(self) -> Taken | None:
         """The next record whose chunk has room; batches take turns."""
         if len(self._open) >= _OPEN_AT_ONCE or (self._open and self._topic in self._consumer.holdings.full()):
             return None
-        for batch, records in self._pending.items():
-            if (records[0][0].model or self._default_model) in self._paused:
-                continue
-            taken = records.popleft()
-            del self._pending[batch]
-            if records:
-                self._pending[batch] = records
-            self._waiting -= 1
+        taken = self._waiting.take(lambda pointer: (pointer.model or self._default_model) not in self._paused)
+        if taken is not None:
             self._changed.set()
-            return taken
-        return None
+        return taken
 
-    async def _begin(self, pointer: Pointer, record: InFlightRecord) -> Sequence[Request]:
-        """The requests of a chunk; none if it needs none. Raises StoreAway."""
+    async def _begin(self, pointer: Pointer, record: InFlightRecord) -> Chunk | None:
+        """A chunk whose lines are to be read; None if it needs none. Raises StoreAway."""
         committed_offset, desk = record.committed_offset, self._desk
         if committed_offset.fenced:
-            return ()
+            return None
         path = part_path(pointer.folder, pointer.batch, pointer.chunk)
         batch = await desk.load(batch_path(pointer.folder, pointer.batch, "batch"), Batch)
         if batch is None or path in self._open or await desk.store.exists(path):
             committed_offset.complete(record)  # another one wrote it, and died before its offset was committed
-            return ()
+            return None
         why = End.EXPIRED if desk.now_s() >= batch.expires_s else None
         if await desk.is_cancelled(pointer.folder, pointer.batch):
             why = End.CANCELLED
@@ -217,50 +216,59 @@ class BatchSource(Source):
             _LOG.error("the file of a batch is gone", extra={"batch": pointer.batch})
             await desk.store.create(path, lost_part(pointer.lines, why, desk.now_s()))
             committed_offset.complete(record)
-            return ()
+            return None
         model = pointer.model or self._default_model
         if self._name_of(model):
             self._asked.add(model)
 
-        chunk, requests = await in_slow_lane(partial(self._read, pointer, record, batch, data, why))
+        chunk = await in_slow_lane(partial(self._reader.chunk, pointer, record, batch, data))
         if record.committed_offset.fenced:  # meanwhile
-            return ()
-        vectors = sum(request.vector_count for request in requests)
-        added = 2 * len(data) + vectors * (_VECTOR_BYTES + _NUMBER_BYTES * self._dimensions(model))
-        record.held_bytes += added
-        committed_offset.held_bytes += added
+            return None
+        self._hold(chunk, 2 * len(data))
         self._open[chunk.path] = chunk
-        if not chunk.lines.left:
+        if why is not None:
+            chunk.lines.end_all(why)
             self._write(chunk)
+            return None
+        return chunk
+
+    async def _read(self, chunk: Chunk) -> Sequence[Request]:
+        """The requests of the next lines of a chunk."""
+        places = range(chunk.read, min(chunk.read + SLICE_LINES, len(chunk.raws)))
+        chunk.read = places.stop
+        requests = await self._requests(chunk, places) if not chunk.ended else ()
+        if chunk.ended:  # cancelled, or fenced
+            self._reading = None
+            return ()
+        numbers_bytes = _NUMBER_BYTES * self._dimensions(chunk.pointer.model or self._default_model)
+        self._hold(chunk, sum(request.vector_count for request in requests) * (_VECTOR_BYTES + numbers_bytes))
+        if not chunk.is_unread:
+            self._reading = None
+            if not chunk.lines.left:
+                self._write(chunk)
         return requests
 
-    def _read(
-        self, pointer: Pointer, record: InFlightRecord, batch: Batch, data: bytes, why: End | None
-    ) -> tuple[Chunk, list[Request]]:
-        """A chunk, and the requests of its lines that have not ended; off the event loop."""
-        chunk = self._reader.chunk(pointer, record, batch, data, why)
-        return chunk, self._requests(chunk, range(len(chunk.raws)) if why is None else ())
+    @staticmethod
+    def _hold(chunk: Chunk, size_bytes: int) -> None:
+        chunk.record.held_bytes += size_bytes
+        chunk.record.committed_offset.held_bytes += size_bytes
 
-    def _requests(self, chunk: Chunk, places: Sequence[int]) -> list[Request]:
-        return [*self._reader.requests(chunk, places, self._clock(), self._desk.now_s())]
+    async def _requests(self, chunk: Chunk, places: Sequence[int]) -> list[Request]:
+        return await self._reader.requests(chunk, places, self._clock(), self._desk.now_s())
 
     async def _receive_again(self) -> Sequence[Request]:
         """The requests of lines that are tried again."""
         while not self._stopping:
+            await asyncio.sleep(0)  # others have their turn
             now_s = self._clock()
-            due = [each for each in self._again if each[0] <= now_s]
-            if due:
-                self._again = deque(each for each in self._again if each[0] > now_s)
-                requests = [
-                    request
-                    for _, chunk, place in due
-                    if not chunk.ended and chunk.lines.is_open(place)
-                    for request in self._requests(chunk, (place,))
-                ]
-                if requests:
-                    return requests
-                continue
-            wait_s = min((each[0] for each in self._again), default=now_s + _LOOK_S) - now_s
+            requests: list[Request] = []
+            while self._again and self._again[0][0] <= now_s and len(requests) < SLICE_LINES:
+                _, _, chunk, place = heappop(self._again)
+                if not chunk.ended and chunk.lines.is_open(place):
+                    requests += await self._requests(chunk, (place,))
+            if requests:
+                return requests
+            wait_s = self._again[0][0] - now_s if self._again else _LOOK_S
             self._due.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
@@ -271,13 +279,13 @@ class BatchSource(Source):
 
     @override
     async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
-        chunks = {origin_of(request).chunk for request in requests}
-        done = [request for request in requests if not self._try_again(request)]
-        await in_slow_lane(partial(answer_all, done))
-        yield requests
-        for chunk in chunks:
-            if not chunk.lines.left:
-                self._write(chunk)
+        for some in slices(requests):
+            await answer_all([request for request in some if not self._try_again(request)])
+            yield some
+            for chunk in {origin_of(request).chunk for request in some}:
+                if not chunk.lines.left:
+                    self._write(chunk)
+            await asyncio.sleep(0)  # others have their turn
 
     def _try_again(self, request: Request) -> bool:
         """Whether the failure of a request may be cured by a retry, which is then due."""
@@ -288,7 +296,8 @@ class BatchSource(Source):
         tries = chunk.tries[place] = chunk.tries.get(place, 0) + 1
         if tries > _TRIES or chunk.ended:
             return False
-        self._again.append((self._clock() + max(failure.retry_after_s, _RETRY_S * 2**tries), chunk, place))
+        due_s = self._clock() + max(failure.retry_after_s, _RETRY_S * 2**tries)
+        heappush(self._again, (due_s, next(self._count), chunk, place))
         return True
 
     def _write(self, chunk: Chunk) -> None:
@@ -302,7 +311,11 @@ class BatchSource(Source):
 
     async def _write_part(self, chunk: Chunk) -> None:
         """Create its part, unless that is there; then its record is complete."""
-        part = await in_slow_lane(partial(chunk.lines.part, self._desk.now_s()))
+        part = bytearray()
+        for piece in chunk.lines.pieces(self._desk.now_s()):
+            if len(part) // _COPIED_BYTES < (len(part) + len(piece)) // _COPIED_BYTES:
+                await asyncio.sleep(0)  # others have their turn
+            part += piece
         while not chunk.record.committed_offset.fenced:
             try:
                 await self._desk.store.create(chunk.path, part)
@@ -334,13 +347,7 @@ class BatchSource(Source):
     def revoked(self, records: Sequence[InFlightRecord]) -> Callable[[Request], bool]:
         """Partitions were revoked: returns a test for the requests to forget, as the new owner computes them."""
         gone = frozenset(records)
-        for batch, waiting in [*self._pending.items()]:
-            kept = deque(each for each in waiting if each[1] not in gone)
-            self._waiting -= len(waiting) - len(kept)
-            if kept:
-                self._pending[batch] = kept
-            else:
-                del self._pending[batch]
+        self._waiting.drop(gone)
         for chunk in [each for each in self._open.values() if each.record in gone]:
             self._close(chunk)
         return lambda request: request.source is self and origin_of(request).chunk.record in gone
@@ -353,8 +360,7 @@ class BatchSource(Source):
         """
         now_s = self._desk.now_s()
         computed = [chunk for chunk in self._open.values() if self._is_of(chunk.pointer, model)]
-        pointers = [pointer for records in self._pending.values() for pointer, _ in records]
-        pointers += [chunk.pointer for chunk in self._open.values()]
+        pointers = [*self._waiting, *(chunk.pointer for chunk in self._open.values())]
         own = [each for each in pointers if self._is_of(each, model)]
         rate = sum(each.length / _BYTES_PER_TOKEN / max(1.0, each.expires_s - now_s) for each in own)
         unread = sum(each.lag_records for each in self._consumer.partitions.values())

@@ -92,7 +92,7 @@ class Store:
         except Exception as error:  # its errors of configuration have no common type
             raise StartError(f"batches.store {url}: {error}") from error
 
-    async def create(self, path: str, data: bytes) -> bool:
+    async def create(self, path: str, data: bytes | bytearray) -> bool:
         """Write an object, unless there is one of that name: then False."""
         try:
             with _reported():
@@ -143,12 +143,12 @@ class Store:
         return True
 
     async def list(self, folder: str) -> list[Listed]:
-        """Every object below a folder, by its name."""
+        """Every object below a folder, in any order."""
         found: list[Listed] = []
         with _reported():
             async for page in obstore.list(self._store, prefix=f"{folder}/"):
                 found += [Listed(each["path"], each["size"]) for each in page]
-        return sorted(found)
+        return found
 
     async def delete(self, paths: Sequence[str]) -> None:
         """Delete those of the objects that there are."""

@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from aggregator.sources.calls.load import RateLimit
 from aggregator.sources.http.exchange import HttpExchange
-from aggregator.wings.batches.desk import Desk, QuotaReached
+from aggregator.wings.batches.batches import QuotaReached
+from aggregator.wings.batches.desk import Desk
 from aggregator.wings.batches.objects import MOST_EXPIRES_AFTER_S, data_path
 from aggregator.wings.batches.store import UPLOAD_BYTES, UPLOADED_AT_ONCE
 from k8s.pod.http.exchange import HttpError, Sink

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from aggregator.wings.batches.objects import (
@@ -38,9 +39,12 @@ class Status(StrEnum):
         return self in (Status.FAILED, Status.COMPLETED, Status.EXPIRED, Status.CANCELLED)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Seen:
-    """What the store has of a batch. `heads`: of the parts that there are; `gone`: the files that were deleted."""
+    """What the store has of a batch. `heads`: of the parts that there are; `gone`: the files that were deleted.
+
+    Whatever looks at all parts does so once: there may be thousands.
+    """
 
     batch: Batch
     plan: Plan | None = None
@@ -50,7 +54,7 @@ class Seen:
     result: Result | None = None
     gone: frozenset[Kind] = frozenset()
 
-    @property
+    @cached_property
     def parts(self) -> Sequence[Head]:
         return self.result.heads if self.result is not None else tuple(self.heads.values())
 
@@ -59,7 +63,7 @@ class Seen:
         """Whether every chunk has its part."""
         return self.result is not None or (self.plan is not None and len(self.heads) == len(self.plan.chunks))
 
-    @property
+    @cached_property
     def status(self) -> Status:
         if self.refusal is not None:
             return Status.FAILED
@@ -73,7 +77,7 @@ class Seen:
             return Status.CANCELLING
         return Status.VALIDATING if self.plan is None else Status.IN_PROGRESS
 
-    @property
+    @cached_property
     def lost(self) -> int:
         """Lines that were not computed, as the input was gone."""
         return sum(each.lost for each in self.parts) if self.is_whole else 0
@@ -92,7 +96,7 @@ class Seen:
             return None
         return self.refusal.at_s if self.refusal is not None else self.ended_s
 
-    @property
+    @cached_property
     def ended_s(self) -> float:
         """When its last part was written."""
         return max((each.at_s for each in self.parts), default=self.plan.at_s if self.plan is not None else 0.0)

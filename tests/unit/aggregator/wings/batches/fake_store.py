@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from typing_extensions import override
@@ -22,9 +23,12 @@ class FakeStore(Store):
             raise StoreAway("the object store is away")
 
     @override
-    async def create(self, path: str, data: bytes) -> bool:
+    async def create(self, path: str, data: bytes | bytearray) -> bool:
         self._check()
-        return self.kept.setdefault(path, data) is data
+        if path in self.kept:
+            return False
+        self.kept[path] = bytes(data)
+        return True
 
     @override
     async def upload(self, path: str, pieces: AsyncIterator[bytes]) -> None:
@@ -50,7 +54,9 @@ class FakeStore(Store):
     @override
     async def list(self, folder: str) -> list[Listed]:
         self._check()
-        return sorted(Listed(path, len(data)) for path, data in self.kept.items() if path.startswith(f"{folder}/"))
+        found = [Listed(path, len(data)) for path, data in self.kept.items() if path.startswith(f"{folder}/")]
+        await asyncio.sleep(0)  # as a real one, which takes its time
+        return found
 
     @override
     async def delete(self, paths: Sequence[str]) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from aggregator.wings.batches.answers import End, Lines
-from aggregator.wings.batches.desk import Desk, InUse, QuotaReached
+from aggregator.wings.batches.batches import QuotaReached
+from aggregator.wings.batches.desk import Desk, InUse
 from aggregator.wings.batches.objects import (
     Batch,
     FileMeta,

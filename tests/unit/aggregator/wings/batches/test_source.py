@@ -36,7 +36,7 @@ AWAY = Failure(Code.UNAVAILABLE, "away", retryable=True, retry_after_s=1.0)
 class Bench:
     """A source over a Kafka and a store in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "m", dimensions: int = 4) -> None:
         self.office = Office()
         self.kafka = FakeKafka(TOPIC)
         self.forgotten: list[Callable[[Request], bool]] = []
@@ -45,9 +45,10 @@ class Bench:
             self.office.desk,
             self.kafka.consumer(settings),
             {URL: (EMBEDDING, EmbeddingsReader(AnyRevision(), trusts_token_ids=True))},
-            default_model="m",
-            dimensions=lambda _: 4,
+            default_model=model,
+            dimensions=lambda _: dimensions,
             forget=self.forgotten.append,
+            clock=lambda: asyncio.get_running_loop().time(),
         )
 
     @asynccontextmanager
@@ -57,10 +58,11 @@ class Bench:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    async def batch(self, lines: int, *, window_s: float = 3600.0) -> Batch:
+    async def batch(self, lines: int | bytes, *, window_s: float = 3600.0) -> Batch:
         """One that is planned, with a record for each chunk."""
         office = self.office
-        batch = await office.batch(await office.file(lines), window_s)
+        file_id = await (office.file(lines) if isinstance(lines, int) else office.upload(lines))
+        batch = await office.batch(file_id, window_s)
         office.written.clear()
         await office.desk.begin(FOLDER, batch.id)
         for pointer in office.written:
@@ -68,7 +70,11 @@ class Bench:
         return batch
 
     async def receive(self) -> Sequence[Request]:
-        return await self.source.receivers[0]()
+        """The requests of a chunk, which come some at a time."""
+        requests: list[Request] = []
+        while not requests or origin_of(requests[0]).chunk.is_unread:
+            requests += await self.source.receivers[0]()
+        return requests
 
     async def fail(self, requests: Sequence[Request], failure: Failure) -> None:
         for request in requests:
