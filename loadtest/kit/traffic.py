@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +45,7 @@ async def closed_loop(count: int, callers: int, per_call: int, call: Callable[[r
             tasks.create_task(call_on(), name=f"caller-{caller}")
 
 
-async def open_loop(due_s: Sequence[float], per_call: int, call: Callable[[range], Awaitable[None]]) -> None:
+async def open_loop(due_s: Sequence[float], per_call: int, call: Callable[[range], Coroutine[Any, Any, None]]) -> None:
     """Calls of `per_call` numbers each, so many seconds from now, whether or not earlier ones are answered."""
     began_s = time.monotonic()
     async with asyncio.TaskGroup() as tasks:

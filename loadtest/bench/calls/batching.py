@@ -10,7 +10,7 @@ from math import ceil
 
 import numpy as np
 
-from loadtest.bench.callers import Load, Turn, callers
+from loadtest.bench.callers import Load, Parts, Turn, callers
 from loadtest.bench.figures import Figure
 from loadtest.bench.setting import Plan, documents, mean_tokens, texts
 from loadtest.bench.sides import described
@@ -70,7 +70,8 @@ def measure(plan: Plan) -> list[Figure]:
             fronts[name] = stack.enter_context(without_kafka(log, model=MODEL, servers=[server.address], module=module))
 
         def turn(front: Aggregator, load: Load, mean: float, _: int = 0) -> Batched:
-            before, parts = batch_figures(front.metrics_address), {"aggregator": [front], "model_server": [server]}
+            before = batch_figures(front.metrics_address)
+            parts: Parts = {"aggregator": [front], "model_server": [server]}
             found = calling.turn([front.address], load, len(load.inputs), parts)
             return Batched(found, batch_figures(front.metrics_address) - before, mean, point, in_time_s)
 

@@ -85,8 +85,8 @@ def run(options: argparse.Namespace) -> int:
             figures: list[Figure] = []
             with _dry_servers() if options.dry else nullcontext():
                 if "front" in parts:
-                    counts = (_DRY_COUNTS, _DRY_COUNTS) if options.dry else (_SERVERS, _AGGREGATORS)
-                    runs = front.measure(plan, *counts, until_s)
+                    servers, aggregators = (_DRY_COUNTS, _DRY_COUNTS) if options.dry else (_SERVERS, _AGGREGATORS)
+                    runs = front.measure(plan, servers, aggregators, until_s)
                 if "stack" in parts:
                     figures = stack.measure(plan, _DRY_BATCHES if options.dry else _BATCHES)
             if "core" in parts and not options.dry:

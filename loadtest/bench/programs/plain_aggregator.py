@@ -47,5 +47,5 @@ class PlainDispatcher(Dispatcher):
 
 if __name__ == "__main__":
     PlainDispatcher.queries, PlainDispatcher.wait_s = int(sys.argv[1]), float(sys.argv[2])
-    model_revision.Dispatcher = PlainDispatcher  # type: ignore[misc]
+    model_revision.Dispatcher = PlainDispatcher  # type: ignore[attr-defined]
     sys.exit(main([]))

@@ -46,7 +46,7 @@ class Run:
 
 def measure(plan: Plan) -> list[Figure]:
     """Each once, by a fresh process that works a topic off from its start to its end."""
-    tokens = mean_tokens(_SAMPLE)
+    tokens = mean_tokens(texts(_SAMPLE))
     with kafka(plan) as setting:
         bench = _Bench(setting, tokens)
         for wanted in QUEUED:

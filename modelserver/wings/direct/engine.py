@@ -75,8 +75,8 @@ class DirectEngine:
             sizes_cpu, rows = (torch.from_numpy(layout.bounds), torch.from_numpy(layout.lengths)), layout.rows
             inputs = (torch.from_numpy(layout.token_ids), torch.from_numpy(layout.positions), *sizes_cpu)
             types = None if layout.token_types is None else torch.from_numpy(layout.token_types)
-            places = (rows.first, rows.lengths, rows.segments, rows.left_out, rows.tokens)
-            token_ids, positions, bounds, lengths, types, *places = self.copied((*inputs, types, *places))
+            on_cpu = (rows.first, rows.lengths, rows.segments, rows.left_out, rows.tokens)
+            token_ids, positions, bounds, lengths, types, *places = self.copied((*inputs, types, *on_cpu))
             longest = int(layout.lengths.max())
             attention = self._attention((bounds, lengths), sizes_cpu, positions, longest)
             return DeviceStep(token_ids, positions, Rows(*places), types, attention)
