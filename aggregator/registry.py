@@ -28,6 +28,7 @@ from aggregator.wings.stream.service import StreamService
 from aggregator.wings.token_vectors.grpc import TokenVectorsService
 from aggregator.wings.token_vectors.http import ROUTES as TOKEN_ROUTES
 from aggregator.wings.token_vectors.kind import TOKEN_VECTORS
+from aggregator.wings.tokenize.http import open_routes as open_tokenize_routes
 
 KINDS: Sequence[Kind] = (
     EMBEDDING,
@@ -54,7 +55,8 @@ ROUTES: Mapping[str, Form] = {
 
 DOORS: Sequence[OpenRoutes] = (
     open_generation_routes,
-)  # fmt: skip
+    open_tokenize_routes,
+)
 """Of HTTP too, where a part serves its routes itself."""
 
 RUNNERS: Sequence[type[Runner]] = (

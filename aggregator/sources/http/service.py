@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 from typing_extensions import override
 
-from aggregator.admission.enqueue import LONG_CHARACTERS
-from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Models, ServedTask
-from aggregator.admission.sequences import most_characters
 from aggregator.errors import Code, ModelUnavailable, TokenbatchError, shown
 from aggregator.observability.calls import CANCELLED, CallTelemetry
 from aggregator.observability.tracing import Tracing
@@ -32,18 +28,14 @@ from aggregator.sources.embedding import EMBEDDING
 from aggregator.sources.http.answer import Answer, Form, Read
 from aggregator.sources.http.calls import HttpCalls
 from aggregator.sources.http.embeddings import EmbeddingsReader, Revisions
-from aggregator.sources.http.errors import FieldError, described, described_error
+from aggregator.sources.http.errors import described, described_error
 from aggregator.sources.http.exchange import HttpExchange
-from aggregator.sources.http.json_body import decode_body, takes_long
+from aggregator.sources.http.json_body import takes_long
 from aggregator.sources.http.static import Static
-from aggregator.sources.http.tokens import DETOKENIZE, MANY_IDS, MANY_TOKENS, TOKENIZE, detokenized, tokenized
 from k8s.pod.http.exchange import Exchange, HttpError, Service
 
 _LONGEST_PATH = 64
 """Characters of an unknown path that is compared with those that there are."""
-
-T = TypeVar("T")
-
 
 Serve = Callable[[HttpExchange], None]
 Asked = tuple[Kind, bytes, Identity, float, Room, Callable[[bytes, Identity], tuple[Any, Call]]]
@@ -99,14 +91,14 @@ class Mounted(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A POST that a wing serves itself. `whole`: the form of its body where the answer is one message."""
+    """A POST that a wing serves itself. `whole`: the form of its body, if a batch may ask for its whole answer."""
 
     serve: Serve
-    whole: Form
+    whole: Form | None = None
 
 
 OpenRoutes = Callable[["OpenAIService"], Mapping[str, Route]]
-"""Opens the routes of a wing, by path; `wings/generation` has some."""
+"""Opens the routes of a wing, by path; `wings/generation` and `wings/tokenize` have some."""
 
 
 class OpenAIService(Service):
@@ -131,14 +123,15 @@ class OpenAIService(Service):
         embeddings = EmbeddingsReader(Revisions(models), trusts_token_ids=trusts_token_ids)
         forms: dict[str, Form] = {"/v1/embeddings": (EMBEDDING, embeddings), **routes}
         opened = {path: route for open_routes in doors for path, route in open_routes(self).items()}
-        self.forms: Mapping[str, Form] = {**forms, **{path: route.whole for path, route in opened.items()}}
+        self.forms: Mapping[str, Form] = {
+            **forms,
+            **{path: route.whole for path, route in opened.items() if route.whole is not None},
+        }
         """The bodies whose answer can be whole, by their path."""
         self.mounted: list[Mounted] = []
         self._routes: dict[str, tuple[str, Serve]] = {
             **{path: ("POST", partial(self._serve, *form)) for path, form in forms.items()},
             **{path: ("POST", route.serve) for path, route in opened.items()},
-            "/tokenize": ("POST", self._tokenize),
-            "/detokenize": ("POST", self._detokenize),
             "/v1/models": ("GET", self._list_models),
             "/health": ("GET", self._health),
         }
@@ -261,50 +254,6 @@ class OpenAIService(Service):
 
     async def _encode(self, exchange: HttpExchange, answer: Answer, request: Request) -> None:
         exchange.answer(200, await in_slow_lane(partial(answer.write, request)), answer.headers(request))
-
-    def _tokenize(self, exchange: HttpExchange) -> None:
-        exchange.start(self._count(exchange))
-
-    async def _count(self, exchange: HttpExchange) -> None:
-        asked = await self._decode(TOKENIZE, exchange)
-        served = self._served(asked.model or exchange.identity.defaults.model)
-        limit = most_characters(served)
-        if len(asked.prompt) > limit:
-            raise FieldError(f"the prompt has more than {limit} characters", "prompt")
-        counted = await served.counting.count([asked.prompt], long=len(asked.prompt) > LONG_CHARACTERS)
-
-        write = partial(tokenized, served, asked, counted)
-        slow = asked.return_token_offsets or len(counted.ids) > MANY_IDS
-        exchange.answer(200, await in_slow_lane(write) if slow else write(), {})
-
-    def _detokenize(self, exchange: HttpExchange) -> None:
-        exchange.start(self._join(exchange))
-
-    async def _join(self, exchange: HttpExchange) -> None:
-        asked = await self._decode(DETOKENIZE, exchange)
-        served = self._served(asked.model or exchange.identity.defaults.model)
-        most = served.description.max_input_tokens
-        if len(asked.tokens) > most:
-            raise FieldError(f"more than {most} token ids", "tokens")
-        write = partial(detokenized, served, asked)
-        exchange.answer(200, await in_slow_lane(write) if len(asked.tokens) > MANY_TOKENS else write(), {})
-
-    async def _decode(self, decoder: msgspec.json.Decoder[T], exchange: Exchange) -> T:
-        """The body of a call that no engine answers. Raises FieldError."""
-        data = exchange.take_body()
-        decode = partial(decode_body, decoder, data)
-        if not takes_long(data):
-            with suppress(TakesLong):
-                return decode()
-        return await in_slow_lane(decode)
-
-    def _served(self, name: str) -> ModelRevision:
-        """The revision that most servers have. Raises UnknownModel or ModelUnavailable."""
-        for task in Task:
-            served = self.models.find(name, task).choose("", "")
-            if served is not None:
-                return served
-        raise ModelUnavailable(f"model {name} has no server now")
 
     def _list_models(self, exchange: HttpExchange) -> None:
         exchange.answer(200, msgspec.json.encode({"object": "list", "data": listed(self.models.tasks)}), {})

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from aggregator.sources.http.embeddings import EmbeddingsRequest
-from aggregator.sources.http.tokens import Detokenize, Tokenize
 from aggregator.wings.generation.forms import ChatRequest, CompletionRequest
 from aggregator.wings.http_forms.cohere import EmbedBody
 from aggregator.wings.http_forms.voyage import DocumentsBody
 from aggregator.wings.openapi.documents import FILE
 from aggregator.wings.ranking.http import ClassifyBody, RerankBody, ScoreBody
 from aggregator.wings.token_vectors.http import PoolingBody
+from aggregator.wings.tokenize.bodies import Detokenize, Tokenize
 from tests.integration.aggregator.wings.openapi import answers
 
 FIELDS = Path(__file__).parents[5] / "docs" / "http_fields.md"

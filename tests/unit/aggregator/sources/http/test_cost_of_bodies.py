@@ -17,12 +17,12 @@ from aggregator.slow_lane import TakesLong
 from aggregator.sources.http.embeddings import EmbeddingsReader
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode_body, takes_long
-from aggregator.sources.http.tokens import DETOKENIZE, TOKENIZE
 from aggregator.sources.wire.decode import SMALL_BYTES
 from aggregator.wings.generation.forms import GenerationReader
 from aggregator.wings.http_forms.cohere import read_embed
 from aggregator.wings.http_forms.voyage import read_documents
 from aggregator.wings.ranking.http import read_classify, read_rerank, read_score
+from aggregator.wings.tokenize.bodies import DETOKENIZE, TOKENIZE
 from tests.fuzz.campaign import corpus
 from tests.support.fake_source import GRPC
 from tests.support.http_bodies import AnyRevision

@@ -17,7 +17,6 @@ from aggregator.scheduler.work_item import Priority
 from aggregator.sources.http.embeddings import EmbeddingsReader, EmbeddingsRequest
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode_body
-from aggregator.sources.http.tokens import DETOKENIZE, TOKENIZE, Detokenize, Tokenize
 from aggregator.wings.generation.forms import ChatMessage, ChatRequest, CompletionRequest, GenerationReader
 from aggregator.wings.http_forms.cohere import EmbedBody, read_embed
 from aggregator.wings.http_forms.voyage import DocumentsBody, read_documents
@@ -29,6 +28,7 @@ from aggregator.wings.ranking.http import (
     read_rerank,
     read_score,
 )
+from aggregator.wings.tokenize.bodies import DETOKENIZE, TOKENIZE, Detokenize, Tokenize
 from tests.support.fake_source import GRPC
 from tests.support.http_bodies import AnyRevision
 

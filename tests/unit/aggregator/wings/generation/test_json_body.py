@@ -13,8 +13,6 @@ from aggregator.request.request import Defaults, Failure
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.http.embeddings import EmbeddingsReader
 from aggregator.sources.http.errors import FieldError, error_of
-from aggregator.sources.http.json_body import decode_body
-from aggregator.sources.http.tokens import DETOKENIZE, TOKENIZE
 from aggregator.sources.wire.message import parse
 from aggregator.wings.generation.forms import GenerationReader
 from aggregator.wings.generation.http import HttpGenerationCall
@@ -43,15 +41,7 @@ def embeddings(body: bytes) -> embedding.EmbedRequest:
 
 
 def read(path: str, body: bytes) -> object:
-    match path:
-        case "/v1/embeddings":
-            return embeddings(body)
-        case "/tokenize":
-            return decode_body(TOKENIZE, body)
-        case "/detokenize":
-            return decode_body(DETOKENIZE, body)
-        case _:
-            return generation(path, body)
+    return embeddings(body) if path == EMBEDDINGS else generation(path, body)
 
 
 def chat(*messages: dict[str, Any], **fields: Any) -> list[tuple[str, str, str]]:
@@ -84,8 +74,6 @@ MINIMAL: dict[str, dict[str, Any]] = {
     EMBEDDINGS: {"input": "a"},
     COMPLETIONS: {"prompt": "a"},
     CHATS: CHAT,
-    "/tokenize": {"prompt": "a", "add_special_tokens": False},
-    "/detokenize": {"tokens": [1]},
 }
 
 
@@ -193,9 +181,6 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     *((path, fields, name) for path in (COMPLETIONS, CHATS) for name, fields in SAMPLING.items()),
     (COMPLETIONS, {"echo": True}, "echo"),
     (COMPLETIONS, {"suffix": "b"}, "suffix"),
-    ("/tokenize", {"prompt": 5}, "prompt"),
-    ("/tokenize", {"add_special_tokens": 1}, "add_special_tokens"),
-    ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
 ]
 
 
@@ -247,9 +232,3 @@ def test_json_that_is_broken_elsewhere_is_no_half_character() -> None:
 def test_a_byte_order_mark_is_no_fault() -> None:
     assert embeddings(b'\xef\xbb\xbf{"input":"a"}') == embeddings(b'{"input":"a"}')
     assert embeddings(b'\xef\xbb\xbf{"input":"a","user":null,"wings":null}') == embeddings(b'{"input":"a"}')
-
-
-def test_tokens_that_are_empty_are_not_missing() -> None:
-    assert decode_body(DETOKENIZE, b'{"tokens":[],"wings":null}') == decode_body(DETOKENIZE, b'{"tokens":[]}')
-    with pytest.raises(FieldError, match="tokens: expected a list, each a whole number of at least 0, got null"):
-        decode_body(DETOKENIZE, b'{"tokens":null}')

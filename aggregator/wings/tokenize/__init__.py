@@ -1,0 +1,1 @@
+"""`/tokenize` and `/detokenize`: the tokens of a text, and the text of tokens, as at vLLM."""
