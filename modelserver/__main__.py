@@ -32,7 +32,7 @@ from modelserver.engines.engine import Task
 from modelserver.engines.rows import with_rows
 from modelserver.model_files import ModelFiles
 from modelserver.modes import tasks_of
-from modelserver.registry import COMMANDS, LAYERS, MODES, ROWS
+from modelserver.registry import COMMANDS, ENGINE_WINGS, MODES, ROWS
 from modelserver.settings import ENV_PREFIX, ModelServerSettings
 from modelserver.startup import Profiler
 from modelserver.tokenizer_check import check_tokenizer, compare_tokenizer
@@ -115,13 +115,13 @@ def _check(settings: ModelServerSettings) -> int:
     checks.files(findings, settings, without=[name for name, group in settings if not getattr(group, "enabled", True)])
     checks.ports(findings, {"grpc.bind": settings.grpc.bind}, settings.telemetry.metrics_bind)
     files = prepare(settings)
-    tasks = tasks_of(settings, files, MODES)
+    tasks = tasks_of(settings, files, MODES, ENGINE_WINGS.scoring_of)
     if settings.engine.kind == "synthetic":
         check_tokenizer(files)
     elif tasks == frozenset((Task.EMBED,)):
         from modelserver.engines import choice  # noqa: PLC0415 - what only this command needs
 
-        choice.check(settings, files, Task.EMBED, LAYERS)
+        choice.check(settings, files, Task.EMBED, ENGINE_WINGS)
     else:
         compare_tokenizer(files, trust_remote_code=bool(settings.engine.vllm_options.get("trust_remote_code")))
     findings.good(

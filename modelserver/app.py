@@ -50,7 +50,7 @@ class Server:
         self._files = files
         self._queue = StepQueue(time.monotonic)
         self._serving = Serving(self._queue)
-        tasks = tasks_of(settings, files, MODES)
+        tasks = tasks_of(settings, files, MODES, ENGINE_WINGS.scoring_of)
         batches = min(tasks - {Task.GENERATE}, default=Task.EMBED)
         self._metrics = Metrics(telemetry.buffer, lambda: self._queue.queued_tokens, batches)
         self._servicer = ModelServerServicer(

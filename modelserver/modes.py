@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from k8s.pod.metrics_buffer import MetricsBuffer
-from modelserver.engines.choice import SCORES, scoring_of
+from modelserver.engines.choice import SCORES, ScoringOf
 from modelserver.engines.engine import Task
-from modelserver.engines.model_config import read_scoring
 from modelserver.engines.rows import rows_of
 from modelserver.errors import CannotStart
 from modelserver.loop import EngineLoop, StateEvent
@@ -67,13 +66,15 @@ class Mode(Protocol):
         ...
 
 
-def tasks_of(settings: ModelServerSettings, files: ModelFiles, modes: Iterable[Mode]) -> frozenset[Task]:
+def tasks_of(
+    settings: ModelServerSettings, files: ModelFiles, modes: Iterable[Mode], scoring_of: ScoringOf
+) -> frozenset[Task]:
     """The tasks that the model serves. Raises CannotStart for settings that contradict each other or the files."""
     name = settings.model.task
     if rows_of(files) is not None:
         return frozenset((Task.EMBED,))
     if name == "auto":
-        return _tasks_of_files(settings, files, modes)
+        return _tasks_of_files(settings, files, modes, scoring_of)
     for mode in modes:
         if mode.name == name:
             mode.check(settings, files)
@@ -88,8 +89,10 @@ def tasks_of(settings: ModelServerSettings, files: ModelFiles, modes: Iterable[M
     return frozenset((task,))
 
 
-def _tasks_of_files(settings: ModelServerSettings, files: ModelFiles, modes: Iterable[Mode]) -> frozenset[Task]:
+def _tasks_of_files(
+    settings: ModelServerSettings, files: ModelFiles, modes: Iterable[Mode], scoring_of: ScoringOf
+) -> frozenset[Task]:
     if files.scores and not settings.model.adapter:
-        return frozenset((read_scoring(files).task,))
+        return frozenset((scoring_of(settings, files, None).task,))
     fitting = (mode.tasks for mode in modes if mode.suits(settings, files))
     return next(fitting, frozenset((Task.EMBED,)))

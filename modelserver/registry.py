@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from k8s.pod.telemetry import Telemetry
-from modelserver.engines.choice import Alternative, EngineWings
+from modelserver.engines.choice import Alternative, EngineWings, ScoringOf, no_scores
 from modelserver.engines.pooling import ReadLayer
 from modelserver.engines.rows import ReadRows
 from modelserver.modes import Mode
@@ -17,6 +17,7 @@ from modelserver.wings.generation.mode import Generation
 from modelserver.wings.modules.layers import LAYERS as SAVED_LAYERS
 from modelserver.wings.profile import command as profile
 from modelserver.wings.profile.profiler import SaturationProfiler
+from modelserver.wings.scores.scoring import scoring_of
 from modelserver.wings.token_vectors.rows import read_rows as read_token_vectors
 from modelserver.wings.tracing.batch_spans import open_spans
 
@@ -26,7 +27,11 @@ ALTERNATIVES: Mapping[str, Alternative] = {
 LAYERS: Mapping[str, ReadLayer] = {
     **SAVED_LAYERS,
 }
-ENGINE_WINGS = EngineWings(ALTERNATIVES, LAYERS)
+SCORING: tuple[ScoringOf, ...] = (
+    scoring_of,
+)  # fmt: skip
+"""How models score; the first counts."""
+ENGINE_WINGS = EngineWings(ALTERNATIVES, LAYERS, next(iter(SCORING), no_scores))
 MODES: tuple[Mode, ...] = (
     Both(),
     Generation(),

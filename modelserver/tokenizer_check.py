@@ -86,19 +86,6 @@ def joins_with_token_types(files: ModelFiles) -> bool:
     return (inputs is None or "token_type_ids" in inputs) and 1 in served_tokenizer(files).encode("a", "b").type_ids
 
 
-def tokens_of(files: ModelFiles, wanted: Sequence[int | str]) -> tuple[str, ...]:
-    """The tokens of these ids or words. Raises CannotStart for an id or a word that the tokenizer does not have."""
-    tokenizer, found = served_tokenizer(files), list[str]()
-    for each in wanted:
-        token = tokenizer.id_to_token(each) if isinstance(each, int) else each
-        if token is None or tokenizer.token_to_id(token) is None:
-            raise CannotStart(
-                f"the tokenizer of {files.path} has no token {json.dumps(each)}, by which the model scores"
-            )
-        found.append(token)
-    return tuple(found)
-
-
 def prompt_tokens(files: ModelFiles) -> tuple[tuple[int, ...], ...]:
     """The tokens with which a prompted input begins, of each prompt that the model has, longest first.
 

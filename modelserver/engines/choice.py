@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from modelserver.engines.engine import CountLaunch, Engine, EngineFacts, Launch, Scoring, StepThreads, Task
-from modelserver.engines.model_config import read_scoring, synthetic_scoring
 from modelserver.engines.pooling import Modules, ReadLayer, read_modules
 from modelserver.engines.rows import rows_of
 from modelserver.engines.synthetic import Poison, SyntheticEngine, synthetic_facts
@@ -47,16 +46,27 @@ Alternative = Callable[["CoreEngine", EngineSettings, CountLaunch], Choice]
 """Makes another engine over the weights of a loaded one, and chooses between the two; a wing's (ADR 55)."""
 
 
+ScoringOf = Callable[[ModelServerSettings, ModelFiles, Task | None], Scoring]
+"""How a model scores that is served for a task (None: the task of its files). Raises CannotStart if it cannot."""
+
+
+def no_scores(_settings: ModelServerSettings, files: ModelFiles, _task: Task | None) -> Scoring:
+    """Without the wing `scores` no model scores. Raises CannotStart."""
+    raise CannotStart(f"{files.path} would score, which this build does not: set model.task to embed")
+
+
 @dataclass(frozen=True, slots=True)
 class EngineWings:
     """The parts of engines that wings bring.
 
     `alternatives`: engines beside vLLM's own way, by the name that `engine.kind` has for them; `auto` tries the first.
-    `layers`: the readers of modules after the pooling, by sentence-transformers' classes.
+    `layers`: the readers of modules after the pooling, by sentence-transformers' classes. `scoring_of`: how a model
+    scores.
     """
 
     alternatives: Mapping[str, Alternative] = field(default_factory=dict[str, Alternative])
     layers: Mapping[str, ReadLayer] = field(default_factory=dict[str, ReadLayer])
+    scoring_of: ScoringOf = no_scores
 
 
 def uncounted(_launch: Launch) -> None:
@@ -76,10 +86,10 @@ def build(
     """
     kind, alternatives = settings.engine.kind, wings.alternatives
     if kind == "synthetic":
-        return Choice(_synthetic(settings, files, task))
+        return Choice(_synthetic(settings, files, task, wings.scoring_of))
     if kind not in ("auto", "core", *alternatives):
         raise CannotStart(f"engine.kind is {kind}, which this build does not have: set it to auto")
-    core = _core(settings, files, task, wings.layers)
+    core = _core(settings, files, task, wings)
     threads = core.threads if core.facts.on_cpu else None
     if kind == "core" or not alternatives or (kind == "auto" and files.is_causal and not core.facts.on_cpu):
         return Choice(core, threads=threads)
@@ -90,28 +100,11 @@ def build(
     return replace(choice, threads=threads)
 
 
-def scoring_of(settings: ModelServerSettings, files: ModelFiles, task: Task) -> Scoring:
-    """How a model scores that is served for this task. Raises CannotStart if it cannot."""
-    if settings.engine.kind == "synthetic":
-        return synthetic_scoring(files, task)
-    if not files.classifies and not (files.is_causal and task is Task.RANK):
-        raise CannotStart(
-            f"{files.path} has no classifier (…ForSequenceClassification): it cannot {task}; set model.task to auto"
-        )
-    scoring = read_scoring(files)
-    if scoring.task is not task:
-        raise CannotStart(
-            f"model.task is {task}, and the labels of {files.path} are {', '.join(scoring.labels)}: a model with one"
-            f" ranks, with several it classifies; set model.task to {scoring.task}"
-        )
-    return scoring
-
-
-def check(settings: ModelServerSettings, files: ModelFiles, task: Task, layers: Mapping[str, ReadLayer]) -> None:
+def check(settings: ModelServerSettings, files: ModelFiles, task: Task, wings: EngineWings) -> None:
     """Raises CannotStart for a model that vLLM neither embeds nor scores with; its weights are not loaded."""
     from modelserver.engines.core import check as check_model  # noqa: PLC0415 - loads torch and vLLM
 
-    _pooling(check_model, settings, files, task, layers)
+    _pooling(check_model, settings, files, task, wings)
 
 
 def modules_of(settings: ModelServerSettings, files: ModelFiles, layers: Mapping[str, ReadLayer]) -> Modules | None:
@@ -127,10 +120,10 @@ def runs_code(settings: ModelServerSettings) -> bool:
     return bool(settings.engine.vllm_options.get("trust_remote_code"))
 
 
-def _core(settings: ModelServerSettings, files: ModelFiles, task: Task, layers: Mapping[str, ReadLayer]) -> CoreEngine:
+def _core(settings: ModelServerSettings, files: ModelFiles, task: Task, wings: EngineWings) -> CoreEngine:
     from modelserver.engines.core import load  # noqa: PLC0415 - loads torch and vLLM
 
-    return _pooling(load, settings, files, task, layers)
+    return _pooling(load, settings, files, task, wings)
 
 
 def _pooling(
@@ -138,14 +131,14 @@ def _pooling(
     settings: ModelServerSettings,
     files: ModelFiles,
     task: Task,
-    layers: Mapping[str, ReadLayer],
+    wings: EngineWings,
 ) -> L:
     """A model of one task that gives one row a query, loaded by vLLM. Raises CannotStart."""
     if task in SCORES:
-        return loaded(load, settings, files, scoring=scoring_of(settings, files, task))
+        return loaded(load, settings, files, scoring=wings.scoring_of(settings, files, task))
     if (rows := rows_of(files)) is not None:
         return loaded(load, settings, files, rows.modules, overrides=rows.overrides)
-    return loaded(load, settings, files, modules_of(settings, files, layers))
+    return loaded(load, settings, files, modules_of(settings, files, wings.layers))
 
 
 def loaded(
@@ -195,7 +188,7 @@ def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {said} (raised by {raised.name} in {raised.filename}, line {raised.lineno})"
 
 
-def _synthetic(settings: ModelServerSettings, files: ModelFiles, task: Task) -> Engine:
+def _synthetic(settings: ModelServerSettings, files: ModelFiles, task: Task, scoring_of: ScoringOf) -> Engine:
     synthetic, facts = settings.synthetic, facts_of_synthetic(settings, files)
     scoring = scoring_of(settings, files, task) if task in SCORES else None
     facts = replace(

@@ -37,7 +37,7 @@ from modelserver.engines.vllm_internals import runner_of  # noqa: E402
 from modelserver.errors import CannotStart, EngineBroken  # noqa: E402
 from modelserver.model_files import locate  # noqa: E402
 from modelserver.modes import tasks_of  # noqa: E402
-from modelserver.registry import ALTERNATIVES, ENGINE_WINGS, LAYERS, MODES  # noqa: E402
+from modelserver.registry import ALTERNATIVES, ENGINE_WINGS, MODES  # noqa: E402
 from modelserver.settings import EngineSettings, ModelServerSettings  # noqa: E402
 from tests.integration.modelserver.texts import generated, questions, token_ids  # noqa: E402
 
@@ -242,11 +242,11 @@ def refused(folder: Path) -> dict[str, Any]:
 
 
 def check(settings: ModelServerSettings, files: model_files.ModelFiles) -> None:
-    choice.check(settings, files, min(tasks_of(settings, files, MODES)), LAYERS)
+    choice.check(settings, files, min(tasks_of(settings, files, MODES, ENGINE_WINGS.scoring_of)), ENGINE_WINGS)
 
 
 def build(settings: ModelServerSettings, files: model_files.ModelFiles) -> choice.Choice:
-    return choice.build(settings, files, min(tasks_of(settings, files, MODES)), ENGINE_WINGS)
+    return choice.build(settings, files, min(tasks_of(settings, files, MODES, ENGINE_WINGS.scoring_of)), ENGINE_WINGS)
 
 
 def _refusal(job: Callable[[], object]) -> str:

@@ -233,7 +233,7 @@ def scored(shape: Shape, folder: Path) -> dict[str, Any]:
         engine=EngineSettings(dtype="float32", step_tokens=1024, vllm_options={"num_gpu_blocks_override": 256}),
     )
     files = model_files.read(folder, "")
-    (task,) = tasks_of(settings, files, MODES)
+    (task,) = tasks_of(settings, files, MODES, ENGINE_WINGS.scoring_of)
     chosen = choice.build(settings, files, task, ENGINE_WINGS)
     found: dict[str, Any] = {"engine": chosen.engine.facts.kind, "fallback": chosen.fallback}
     facts = chosen.engine.facts

@@ -43,7 +43,7 @@ def test_a_request_is_measured_with_its_route_and_its_status(status: int, error:
     assert watched.measured("http.server.request.duration") == [(labels, 0.5)]
 
 
-def test_a_stream_that_fails_and_a_method_that_a_caller_made_up_are_measured() -> None:
+def test_a_late_failure_and_a_method_that_was_made_up_are_measured() -> None:
     watched = Watched()
     call = watched.telemetry.http("PROPFIND", ROUTE, "", "", secure=False)
     call.status = 200

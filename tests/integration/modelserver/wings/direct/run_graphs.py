@@ -96,7 +96,9 @@ def compared(path: Path, task: Literal["auto", "embed"]) -> dict[str, Any]:
     )
     settings = ModelServerSettings(model=ModelSettings(path=str(path), task=task), engine=engine)
     files = model_files.read(path, "")
-    core: Any = choice.build(settings, files, min(tasks_of(settings, files, ())), ENGINE_WINGS).engine
+    core: Any = choice.build(
+        settings, files, min(tasks_of(settings, files, (), ENGINE_WINGS.scoring_of)), ENGINE_WINGS
+    ).engine
     direct, counted = ByOneCopy(core), list[Launch]()
     graphed = with_graphs(OnCpu(core), Immediate(), counted.append)
     apart = differences(graphed, direct)

@@ -12,7 +12,7 @@ from modelserver.engines.pooling import Pooling
 from modelserver.errors import CannotStart
 from modelserver.model_files import ModelFiles, read, with_adapter
 from modelserver.modes import tasks_of
-from modelserver.registry import MODES
+from modelserver.registry import ENGINE_WINGS, MODES
 from modelserver.settings import ModelServerSettings, ModelSettings
 from modelserver.wings.both.embedding import Embedding, read_embedding
 from modelserver.wings.both.generator import EMBED_AND_GENERATE
@@ -23,7 +23,9 @@ DENSE = {"in_features": 8, "out_features": 4, "activation_function": "torch.nn.m
 
 
 def tasks(files: ModelFiles, task: Any = "auto", adapter: str = "") -> frozenset[Task]:
-    return tasks_of(ModelServerSettings(model=ModelSettings(task=task, adapter=adapter)), files, MODES)
+    return tasks_of(
+        ModelServerSettings(model=ModelSettings(task=task, adapter=adapter)), files, MODES, ENGINE_WINGS.scoring_of
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from modelserver import model_files
 from modelserver.engines.engine import Activation, Scoring, Task
-from modelserver.engines.model_config import activated, read_scoring
 from modelserver.errors import CannotStart
 from modelserver.modes import tasks_of
-from modelserver.registry import MODES
+from modelserver.registry import ENGINE_WINGS, MODES
 from modelserver.settings import EngineSettings, ModelServerSettings, ModelSettings
+from modelserver.wings.scores.scoring import read_scoring
 from tests.support.model_folder import change, write
 
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
@@ -175,30 +174,7 @@ def test_a_task_that_the_files_do_not_allow_is_refused(folder: Path, config: Any
         tasks(folder, config, asked)
 
 
-def test_a_task_that_no_mode_serves_is_refused_with_what_is(folder: Path) -> None:
-    settings, files = ModelServerSettings(model=ModelSettings(task="generate")), model_files.read(folder, "")
-    with pytest.raises(CannotStart, match="set it to embed, rank or classify"):
-        tasks_of(settings, files, ())
-    embedding = ModelServerSettings(model=ModelSettings(task="embed", adapter="a"))
-    with pytest.raises(CannotStart, match=r"embeds with task both, and model\.task is embed"):
-        tasks_of(embedding, files, ())
-
-
 def tasks(folder: Path, config: dict[str, Any], asked: Any) -> frozenset[Task]:
     change(folder, "config.json", **config)
     settings = ModelServerSettings(model=ModelSettings(task=asked), engine=EngineSettings(kind="core"))
-    return tasks_of(settings, model_files.read(folder, ""), MODES)
-
-
-@pytest.mark.parametrize(
-    ("activation", "scores"),
-    [
-        (Activation.IDENTITY, [[0.0, -200.0], [200.0, 1.0]]),
-        (Activation.SIGMOID, [[0.5, 0.0], [1.0, 0.7310586]]),
-        (Activation.SOFTMAX, [[1.0, 0.0], [1.0, 0.0]]),
-    ],
-)
-def test_scores_of_large_logits_are_finite(activation: Activation, scores: list[list[float]]) -> None:
-    found = activated(np.array([[0.0, -200.0], [200.0, 1.0]], np.float32), activation)
-    assert found.dtype == np.float32
-    assert np.allclose(found, scores, atol=1e-7)
+    return tasks_of(settings, model_files.read(folder, ""), MODES, ENGINE_WINGS.scoring_of)

@@ -1,0 +1,1 @@
+"""Models that score: classifiers and decoders that answer yes or no, read from their files."""
