@@ -20,7 +20,7 @@ from aggregator.model_server import ServerDescription
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.pipeline import Pipeline
-from aggregator.registry import DEMAND, DOORS, KINDS, PROGRESS, REPLICAS, ROUTES, RUNNERS, SERVICES
+from aggregator.registry import DEMAND, DOORS, KINDS, PROGRESS, REPLICAS, ROUTES, RUNNERS, SERVICES, SUBSETS
 from aggregator.replicas.discovery import Discovery, Target
 from aggregator.replicas.pool import ModelServers
 from aggregator.reports.gauges import GAUGES, OnLoop, gauge_values
@@ -28,6 +28,7 @@ from aggregator.reports.state import AggregatorState
 from aggregator.request.request import GRPC, HTTP, Backlog, Source
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
+from aggregator.scheduler.replica_choice import all_in_use
 from aggregator.scheduler.work_item import Task
 from aggregator.settings.aggregator import AggregatorSettings, GrpcSettings, TenantSettings
 from aggregator.sources.brokers import Broker, BrokerParts
@@ -352,7 +353,7 @@ def make_models(
     """
     batching = settings.batching
     admission = AdmissionPolicy(batching.max_held_tokens)
-    policy = DispatchPolicy(queue=QueuePolicy(coalesce=batching.coalesce))
+    policy = DispatchPolicy(queue=QueuePolicy(coalesce=batching.coalesce), replicas=next(iter(SUBSETS), all_in_use))
     models = [
         Model(
             model.name,

@@ -8,6 +8,7 @@ from aggregator.admission.models import NewReplica
 from aggregator.pipeline.demand import NewDemand
 from aggregator.pipeline.execute import Runner
 from aggregator.request.kind import Kind
+from aggregator.scheduler.replica_choice import NewReplicas
 from aggregator.sources.embedding import EMBEDDING
 from aggregator.sources.grpc.reading import RpcService
 from aggregator.sources.http.answer import Form
@@ -25,6 +26,7 @@ from aggregator.wings.ranking.http import ROUTES as RANKING_ROUTES
 from aggregator.wings.ranking.kind import RANKING
 from aggregator.wings.scaler.reporting.meter import DemandMeter
 from aggregator.wings.stream.service import StreamService
+from aggregator.wings.subsets.active_replicas import ActiveReplicas
 from aggregator.wings.token_vectors.grpc import TokenVectorsService
 from aggregator.wings.token_vectors.http import ROUTES as TOKEN_ROUTES
 from aggregator.wings.token_vectors.kind import TOKEN_VECTORS
@@ -63,6 +65,11 @@ RUNNERS: Sequence[type[Runner]] = (
     SequenceRunner,
 )  # fmt: skip
 """Of batches that give no rows."""
+
+SUBSETS: Sequence[NewReplicas] = (
+    ActiveReplicas,
+)  # fmt: skip
+"""What chooses the replicas of a model that are in use."""
 
 REPLICAS: Sequence[NewReplica] = (
     mixed,

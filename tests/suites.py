@@ -161,6 +161,7 @@ PURE = (
     "aggregator.wings.scaler.reporting.arrivals",
     "aggregator.wings.sla.controller",
     "aggregator.wings.sla.sla",
+    "aggregator.wings.subsets.active_replicas",
     "modelserver.wings.profile.saturation",
 )
 """What decides, and knows no clock, thread or network."""

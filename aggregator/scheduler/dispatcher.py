@@ -10,7 +10,7 @@ from math import inf
 from aggregator.scheduler.packing import Packer, PackPolicy
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, SendReason, StepReport
-from aggregator.scheduler.replica_choice import ActiveReplicas, Pace, choose_replica
+from aggregator.scheduler.replica_choice import NewReplicas, Pace, all_in_use, choose_replica
 from aggregator.scheduler.retries import ONE_TOKEN, Retries, RetryBatch, RetryPolicy
 from aggregator.scheduler.work_item import Priority, Query, WorkItem
 
@@ -30,7 +30,7 @@ class DispatchPolicy:
 
     `lone_timeout_s`: a batch's time-out if there is no other replica. `paced`: whether small batches are spread over
     time (see `replica_choice.Pace`). `by_prefix`: whether a prompt prefers, of replicas that are about equally fast,
-    one that has computed its beginning before.
+    one that has computed its beginning before. `replicas` makes its replicas.
     """
 
     queue: QueuePolicy = field(default_factory=QueuePolicy)
@@ -40,6 +40,7 @@ class DispatchPolicy:
     lone_timeout_s: float = 60.0
     paced: bool = True
     by_prefix: bool = False
+    replicas: NewReplicas = all_in_use
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +127,7 @@ class Dispatcher:
     def __init__(self, name: str, policy: DispatchPolicy, control_ids: bytes = ONE_TOKEN) -> None:
         """`control_ids`: an input that every healthy server computes (see `retries`)."""
         self.queue = TokenQueue(policy.queue)
-        self.replicas = ActiveReplicas(name)
+        self.replicas = policy.replicas(name)
         self.retries = Retries(policy.retry, control_ids)
         self.packer = Packer(self.queue, policy.pack)
         self.time_outs = TimeOuts()

@@ -8,14 +8,10 @@ replicas would stay in phase.
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Collection, Iterator, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from hashlib import blake2b
-from itertools import chain
 from math import inf
-
-from typing_extensions import override
 
 from aggregator.scheduler.replica import Replica, SendReason
 from aggregator.scheduler.work_item import Priority
@@ -170,89 +166,38 @@ def _answer_s(
     )
 
 
-_Ranked = tuple[bytes, str]
+class Replicas(UserDict[str, Replica]):
+    """Replicas by name. Those `in_use` are compared for each batch: here all; the wing `subsets` spares some."""
 
-ENOUGH = 32
-"""This many replicas are always active; more are while none of these takes what waits."""
-
-
-class ActiveReplicas(MutableMapping[str, Replica]):
-    """Replicas by name; those `in_use` (active) are compared for each batch, the others are spare.
-
-    Work that is spread over more servers than it needs travels in small batches, and comparing a thousand replicas
-    costs more than a batch does. The names of replica and dispatcher decide which replicas are always active
-    (rendezvous hashing: Thaler and Ravishankar, 1998), so that each aggregator has different ones.
-    """
-
-    def __init__(self, dispatcher: str) -> None:
-        self.in_use: dict[str, Replica] = {}
-        self._dispatcher = dispatcher
-        self._replicas: dict[str, Replica] = {}
-        self._ranked: list[_Ranked] = []
-        self._spare: list[_Ranked] = []
-
-    @property
-    def has_spare(self) -> bool:
-        return bool(self._spare)
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_use: dict[str, Replica] = self.data
 
     def due_s(self, now_s: float, priority: Priority = Priority.BACKGROUND) -> float:
         """When the first replica takes its next batch of this class (monotonic seconds); `inf` without replicas."""
         first_s = inf
-        for replica in chain((self._replicas[name] for _, name in self._spare), self.in_use.values()):
+        for replica in self.data.values():
             first_s = min(first_s, replica.due_s(now_s, priority))
             if first_s <= now_s:
                 break
         return first_s
 
+    @property
+    def has_spare(self) -> bool:
+        return False
+
     def widen(self) -> bool:
-        if not self._spare:
-            return False
-        _, name = self._spare.pop(0)
-        self.in_use[name] = self._replicas[name]
-        return True
+        """Use one more replica; whether there was one."""
+        return False
 
     def returned(self, replica: Replica) -> None:
-        """A batch came back from this replica: unless it is always active, it is spare again once it is idle."""
-        if len(self._replicas) > ENOUGH and self._replicas.get(replica.name) is replica:
-            self._make_spare(self._rank(replica.name))
+        """A batch came back from this replica."""
 
-    @override
-    def __getitem__(self, name: str) -> Replica:
-        return self._replicas[name]
 
-    @override
-    def __setitem__(self, name: str, replica: Replica) -> None:
-        self.pop(name, None)
-        self._replicas[name] = self.in_use[name] = replica
-        insort(self._ranked, self._rank(name))
-        for ranked in (self._rank(name), *self._ranked[ENOUGH : ENOUGH + 1]):
-            self._make_spare(ranked)
+NewReplicas = Callable[[str], Replicas]
+"""Makes the replicas of the dispatcher of that name."""
 
-    @override
-    def __delitem__(self, name: str) -> None:
-        del self._replicas[name]
-        self._ranked.remove(self._rank(name))
-        if self.in_use.pop(name, None) is None:
-            self._spare.remove(self._rank(name))
-        for ranked in self._ranked[ENOUGH - 1 : ENOUGH]:
-            if ranked in self._spare:
-                self._spare.remove(ranked)
-                self.in_use[ranked[1]] = self._replicas[ranked[1]]
 
-    @override
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._replicas)
-
-    @override
-    def __len__(self) -> int:
-        return len(self._replicas)
-
-    def _make_spare(self, ranked: _Ranked) -> None:
-        name = ranked[1]
-        always = len(self._ranked) <= ENOUGH or ranked < self._ranked[ENOUGH]
-        if not always and name in self.in_use and not self.in_use[name].batches_out:
-            del self.in_use[name]
-            insort(self._spare, ranked)
-
-    def _rank(self, name: str) -> _Ranked:
-        return blake2b(f"{self._dispatcher} {name}".encode(), digest_size=8).digest(), name
+def all_in_use(dispatcher: str) -> Replicas:
+    del dispatcher
+    return Replicas()

@@ -17,7 +17,7 @@ from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy
 from aggregator.scheduler.packing import Packer
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
 from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
-from aggregator.scheduler.replica_choice import ActiveReplicas
+from aggregator.scheduler.replica_choice import NewReplicas, all_in_use
 from aggregator.scheduler.work_item import Priority, Query, WorkItem
 from loadtest.simulate.model_servers import Engine, InFlightBatch
 
@@ -42,6 +42,8 @@ ReplicaMaker = Callable[..., Replica]
 
 def policy_without(off: AbstractSet[Mechanism], policy: DispatchPolicy) -> DispatchPolicy:
     """The policy with values that turn off those mechanisms which have one."""
+    if Mechanism.SUBSETS in off:
+        policy = replace(policy, replicas=all_in_use)
     if Mechanism.PACING in off:
         policy = replace(policy, paced=False)
     if Mechanism.HALF_BATCHES in off:
@@ -73,11 +75,6 @@ def replicas_without(off: AbstractSet[Mechanism]) -> ReplicaMaker:
         return kind(name, curve, token_budget, policy, budget_controller, capacity=most)
 
     return make
-
-
-def active_replicas_without(off: AbstractSet[Mechanism], name: str) -> ActiveReplicas:
-    """The replicas of one dispatcher: with no subsets, all in use."""
-    return _AllInUse(name) if Mechanism.SUBSETS in off else ActiveReplicas(name)
 
 
 class _NeverSkipped(Replica):
@@ -112,20 +109,6 @@ class _NothingAges(TokenQueue):
         return None
 
 
-class _AllInUse(ActiveReplicas):
-    """Replicas that are never spare."""
-
-    @override
-    def __setitem__(self, name: str, replica: Replica) -> None:
-        super().__setitem__(name, replica)
-        while self.widen():
-            pass
-
-    @override
-    def returned(self, replica: Replica) -> None:
-        pass
-
-
 _POLICY = DispatchPolicy(queue=QueuePolicy(coalesce=False))
 
 
@@ -141,13 +124,13 @@ class CoreAggregator:
         slo: ServiceLevel | None = None,
         max_held_tokens: int = 500_000,
         overhead_s: float = 0.0,
+        replicas: NewReplicas = all_in_use,
         without: AbstractSet[Mechanism] = frozenset(),
     ) -> None:
         """`overhead_s`: what an answer takes besides queue, network and step (tokenizing, completing)."""
-        self._policy = policy_without(without, _POLICY)
+        self._policy = policy_without(without, replace(_POLICY, replicas=replicas))
         self._replica = replicas_without(without)
         self.dispatcher = Dispatcher(str(number), self._policy)
-        self.dispatcher.replicas = active_replicas_without(without, str(number))
         if Mechanism.AGED_SHARE in without:
             self.dispatcher.queue = _NothingAges(self._policy.queue)
             self.dispatcher.packer = Packer(self.dispatcher.queue, self._policy.pack)

@@ -9,6 +9,7 @@ from math import inf
 from aggregator.scheduler.curve import Curve
 from aggregator.scheduler.work_item import Priority
 from aggregator.wings.sla.controller import SlaBudgetController, SlaGoal, SloTracker
+from aggregator.wings.subsets.active_replicas import ActiveReplicas
 from loadtest.simulate.core_aggregator import CoreAggregator, Mechanism
 from loadtest.simulate.load import Arrivals, Lengths
 from loadtest.simulate.model_servers import Aggregator, Engine
@@ -144,6 +145,7 @@ class Policy:
                 slo=slo,
                 max_held_tokens=scenario.max_held_tokens,
                 overhead_s=scenario.intake_s + scenario.complete_s,
+                replicas=ActiveReplicas,
                 without=self.without,
             )
         return PlainAggregator(number, engine, self._closing(engine), scenario.max_held_tokens)

@@ -12,7 +12,6 @@ from aggregator.scheduler.budget import BudgetController
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy, Due
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Replica, SendReason, StepReport
-from aggregator.scheduler.replica_choice import ENOUGH
 from aggregator.scheduler.retries import ONE_TOKEN, RetryPolicy
 from aggregator.scheduler.work_item import Priority, WorkItem
 from tests.support.queries import Filler
@@ -295,17 +294,6 @@ def test_equal_inputs_are_shared_or_not_as_the_policy_says() -> None:
         for _ in range(3):
             pool.put(10, ids=b"same")
         assert len(pool.batch().items) == computed
-
-
-def test_a_replica_that_comes_free_is_spare_again_where_there_are_many() -> None:
-    pool = Pool(*(str(number) for number in range(ENOUGH + 1)))
-    while pool.dispatcher.replicas.widen():
-        pass
-    for _ in range(ENOUGH + 1):
-        pool.put(100)
-    for batch in pool.due().batches:
-        pool.dispatcher.done(batch, report(100), NOW_S + 0.014)
-    assert len(pool.dispatcher.replicas.in_use) == ENOUGH
 
 
 def test_a_shared_replica_is_sent_half_of_its_budget_where_more_waits() -> None:

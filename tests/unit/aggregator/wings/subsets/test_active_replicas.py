@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Replica
-from aggregator.scheduler.replica_choice import ENOUGH, ActiveReplicas
+from aggregator.wings.subsets.active_replicas import ENOUGH, ActiveReplicas
 from tests.support.replicas import POLICY, replica
 from tests.support.simulated_servers import CURVE, Server, Simulation
 
@@ -116,7 +116,7 @@ def test_whatever_happens_each_replica_is_in_use_or_spare_once(acts: list[tuple[
 
 def pool() -> tuple[Dispatcher, list[Server]]:
     servers = [Server(str(number)) for number in range(MANY)]
-    dispatcher = Dispatcher("m", DispatchPolicy(queue=QueuePolicy(coalesce=False)))
+    dispatcher = Dispatcher("m", DispatchPolicy(queue=QueuePolicy(coalesce=False), replicas=ActiveReplicas))
     for server in servers:
         dispatcher.replicas[server.name] = Replica(server.name, server.measured, 600, POLICY)
     return dispatcher, servers
@@ -148,7 +148,7 @@ def test_a_spare_replica_takes_what_a_slow_one_is_passed_by_for() -> None:
 
 @pytest.mark.parametrize("count", [ENOUGH, ENOUGH + 1])
 def test_nothing_is_refused_as_late_that_a_spare_replica_could_answer(count: int) -> None:
-    dispatcher = Dispatcher("m", DispatchPolicy())
+    dispatcher = Dispatcher("m", DispatchPolicy(replicas=ActiveReplicas))
     for number in range(count):
         dispatcher.replicas[str(number)] = replica(str(number), warm=True)
     for one in dispatcher.replicas.in_use.values():
@@ -185,3 +185,15 @@ def test_a_batch_of_a_replaced_replica_leaves_its_successor_in_use() -> None:
     assert name in active_replicas.in_use
     active_replicas.returned(active_replicas[name])
     assert name not in active_replicas.in_use
+
+
+def test_a_replica_that_comes_free_is_spare_again_where_there_are_many() -> None:
+    dispatcher, servers = pool()
+    while dispatcher.replicas.widen():
+        pass
+    sim = Simulation(dispatcher, servers)
+    for _ in range(MANY * 30):
+        sim.put(20)
+    for batch in dispatcher.due(sim.now_s, max_items=1024).batches:
+        dispatcher.done(batch, None, sim.now_s + 0.014)
+    assert len(dispatcher.replicas.in_use) == ENOUGH
