@@ -121,6 +121,7 @@ def test_commands_run_as_they_are_printed_one_after_the_other(folder: Path, stac
         "MODELS": json.dumps([{"name": DEFAULT_MODEL_NAME, "servers": [stack.modelserver]}]),
         "GRPC__BIND": "127.0.0.1:0",
         "HTTP__BIND": "127.0.0.1:0",
+        "TELEMETRY__METRICS_BIND": "127.0.0.1:0",
     }
     environment = {f"TOKENBATCH_AGGREGATOR_{name}": value for name, value in settings.items()}
     for printed in RUN:
