@@ -78,7 +78,7 @@ class Demo:
     def run(self) -> list[Outcome]:
         """Run it all; the outcomes in their order, and last that of the burst."""
         slow, killed = self._servers[1], self._servers[2]
-        self._show(f"\nA day in a minute. Watch it at {self._addresses.page}")
+        self._show(f"\nA day of load. Watch it at {self._addresses.page}")
         self._started_s = time.monotonic()
         with ThreadPoolExecutor() as beside:
             self._part(0, "Morning", "the load rises: batches fill before there are more of them")
@@ -116,7 +116,7 @@ class Demo:
         return int(_BURST * self._scale)
 
     def _burst(self) -> Outcome:
-        texts = random.sample(bundled_questions(), self._burst_size)
+        texts = burst_of(bundled_questions(), self._burst_size)
         tally = Tally(np.arange(len(texts)), keep_embeddings=False)
         asyncio.run(kafka.run(texts, tally, KafkaRun(self._addresses.kafka, client=self._client), lambda: None))
         summary = tally.summary()
@@ -143,6 +143,16 @@ class Demo:
             return
         outcome.lost += sum(row.error is not None for row in answer.rows)
         outcome.latencies_s.append(time.monotonic() - sent_s)
+
+
+def burst_of(questions: Sequence[str], size: int) -> list[str]:
+    """So many different texts: the questions in any order, numbered where there are too few of them."""
+    asked = [
+        question if not lap else f"{question} {lap}"
+        for lap in range(-(-size // len(questions)))
+        for question in questions
+    ]
+    return random.sample(asked, size)
 
 
 @contextmanager
