@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -33,3 +34,9 @@ def _lines(text: str) -> list[str]:
     if not lines[-1]:
         lines.pop()
     return [line.removesuffix("\r") for line in lines]
+
+
+def different(questions: Sequence[str], size: int) -> list[str]:
+    """So many different texts: the questions in their order, and numbered once more where there are too few of them."""
+    laps = -(-size // len(questions))
+    return [f"{question} {lap}" if lap else question for lap in range(laps) for question in questions][:size]

@@ -18,7 +18,7 @@ from loadtest.kit.grpc import GrpcRun, GrpcRunError
 from loadtest.kit.kafka import KafkaRun, KafkaRunError
 from loadtest.kit.redis import RedisRunError, through_redis
 from loadtest.options import FAILED, LOST, add_client_option, fail, positive, positive_int
-from loadtest.questions import bundled_questions
+from loadtest.questions import bundled_questions, different
 from loadtest.screen import OUTPUT, duration
 from loadtest.stack.addresses import DEFAULT_FOLDER, Addresses, forget, only_one
 from loadtest.stack.errors import StackError
@@ -239,7 +239,7 @@ class _Session:
     def _show_retrieval(self, addresses: Addresses) -> bool:
         """Users retrieve on the mixed server, then on a split pair: True. Raises StackError when a call fails."""
         questions = bundled_questions()
-        documents, asked = questions[:_INDEXED], questions[_INDEXED : _INDEXED + self._users]
+        documents, asked = questions[:_INDEXED], different(questions[_INDEXED:], self._users)
         OUTPUT.print(f"\n{self._users} users retrieve among {_INDEXED} real questions, {_LOOPS} loops each")
         model = self._stack.model
         mixed = Service("one mixed server", addresses.grpc, model, model)

@@ -20,7 +20,7 @@ from loadtest.kit import kafka
 from loadtest.kit.grpc import GrpcRun, connected
 from loadtest.kit.kafka import KafkaRun
 from loadtest.kit.tally import Tally
-from loadtest.questions import bundled_questions
+from loadtest.questions import bundled_questions, different
 from loadtest.screen import duration
 from loadtest.stack.addresses import Addresses
 from loadtest.stack.service import ModelServer
@@ -116,7 +116,7 @@ class Demo:
         return int(_BURST * self._scale)
 
     def _burst(self) -> Outcome:
-        texts = burst_of(bundled_questions(), self._burst_size)
+        texts = different(bundled_questions(), self._burst_size)
         tally = Tally(np.arange(len(texts)), keep_embeddings=False)
         asyncio.run(kafka.run(texts, tally, KafkaRun(self._addresses.kafka, client=self._client), lambda: None))
         summary = tally.summary()
@@ -143,16 +143,6 @@ class Demo:
             return
         outcome.lost += sum(row.error is not None for row in answer.rows)
         outcome.latencies_s.append(time.monotonic() - sent_s)
-
-
-def burst_of(questions: Sequence[str], size: int) -> list[str]:
-    """So many different texts: the questions in any order, numbered where there are too few of them."""
-    asked = [
-        question if not lap else f"{question} {lap}"
-        for lap in range(-(-size // len(questions)))
-        for question in questions
-    ]
-    return random.sample(asked, size)
 
 
 @contextmanager
