@@ -34,13 +34,15 @@ class RetryPolicy:
 
     `proofs`, `controls`: where every step fails with probability p by chance, a query that reaches isolation is
     condemned with probability p^(1 + proofs) (1 - p)^(controls (proofs - 1)) or little more: at most 2e-5, at p = 1/6.
-    `blames`: as many as the failed steps in a row after which an engine leaves service by itself.
+    `parts`: into how many parts a suspect batch is cut. `blames`: as many as the failed steps in a row after which an
+    engine leaves service by itself.
     `quarantine_s`: a fault that is mended, or was the servers', must not refuse an input for long.
     """
 
     backoff_s: float = 0.02
     most_backoff_s: float = 5.0
     patience_s: float = 30.0
+    parts: int = 2
     proofs: int = 3
     controls: int = 10
     quarantine_size: int = 1024
@@ -337,9 +339,9 @@ class _Suspects:
 
     def _bisect(self, retry: RetryBatch) -> None:
         """Put the halves of a batch, or a single item, in front of the other parts."""
-        middle = len(retry.items) // 2
-        halves = retry.items[middle:], retry.items[:middle]
-        self.parts.extendleft(replace(retry, items=half) for half in halves if half)
+        size = -(-len(retry.items) // self._policy.parts)
+        parts = [retry.items[start : start + size] for start in range(0, len(retry.items), size)]
+        self.parts.extendleft(replace(retry, items=part) for part in reversed(parts))
 
     def _open_next(self) -> None:
         """Bisect the next suspect batch once the present one is done."""

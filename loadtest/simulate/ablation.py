@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
+from math import inf
 from pathlib import Path
 from statistics import mean
 
@@ -16,6 +17,8 @@ from loadtest.screen import bars, plain_table, wide
 from loadtest.simulate import cases
 from loadtest.simulate.clock import find
 from loadtest.simulate.core_aggregator import Mechanism
+from loadtest.simulate.generation.chats import CHATS, Chats, Chatted, converse
+from loadtest.simulate.outcome import Outcome
 from loadtest.simulate.scenario import Kind, Policy, Scenario
 from loadtest.simulate.simulation import Pool, simulate
 from loadtest.simulate.sweep import interval
@@ -29,6 +32,7 @@ _ENOUGH_SERVERS = 32
 _POOLS = ((8, 1, 0.3), (8, 2, 0.3), (8, 2, 0.6), (8, 8, 0.8))
 _LARGE_POOLS = ((40, 4, 0.8), (100, 1, 0.8), (100, 4, 0.8), (100, 16, 0.8), (100, 4, 0.3))
 _SEVERAL = (Mechanism.PACING, Mechanism.HALF_BATCHES, Mechanism.SKIPPING)
+_REPEATED, _POISONED = (0.8, 1.2), ((1, 0.6), (4, 0.6))
 _LARGE_POOL_S, _LARGEST_POOL_S = 2.0, 0.5
 
 
@@ -36,7 +40,7 @@ _LARGE_POOL_S, _LARGEST_POOL_S = 2.0, 0.5
 class Case:
     """What is run, on the seeds 1 to `seeds`, with and without each of the `mechanisms`."""
 
-    scenario: Scenario
+    scenario: Scenario | Chats
     seeds: int
     mechanisms: tuple[Mechanism, ...] = tuple(Mechanism)
 
@@ -47,7 +51,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One simulation's figures: seconds, answers a second, those in time a second, the share of arrivals in time."""
+    """One simulation's figures: seconds, answers a second, those in time a second, the share of arrivals in time.
+
+    Of chats the seconds are those to the first tokens.
+    """
 
     case: str
     without: str
@@ -82,14 +89,25 @@ class Trial:
         return interval([on.goodput / max(off.goodput, 1.0) - 1.0 for on, off in zip(self.on, self.off, strict=True)])
 
     @property
+    def p50_gain(self) -> tuple[float, float]:
+        """The same of p50."""
+        return interval([1.0 - on.p50_s / off.p50_s for on, off in zip(self.on, self.off, strict=True)])
+
+    @property
     def pays(self) -> bool:
-        """Whether one of the two is worth while, and beyond its interval."""
-        return any(gain >= WORTH_WHILE and gain > half for gain, half in (self.p99_gain, self.goodput_gain))
+        """Whether one of the gains is worth while, and beyond its interval."""
+        return any(gain >= WORTH_WHILE and gain > half for gain, half in self._gains)
 
     @property
     def costs(self) -> bool:
         """Whether its absence would be worth while."""
-        return any(gain <= -WORTH_WHILE and -gain > half for gain, half in (self.p99_gain, self.goodput_gain))
+        return any(gain <= -WORTH_WHILE and -gain > half for gain, half in self._gains)
+
+    @property
+    def _gains(self) -> tuple[tuple[float, float], ...]:
+        """Of chats also that of p50: a user waits for a first token again and again."""
+        gains = self.p99_gain, self.goodput_gain
+        return (*gains, self.p50_gain) if self.mechanism in _OF_CHATS else gains
 
 
 _GRAPHS = ("steady-high", "overload", "backlog")
@@ -106,31 +124,45 @@ def all_cases() -> dict[str, Case]:
     found += [Case(cases.pool(*pool), FEW_SEEDS) for pool in _POOLS]
     found += [Case(cases.pool(32, 4, 0.8, _LARGE_POOL_S), FEW_SEEDS, _SEVERAL)]
     found += [Case(cases.pool(*pool, _LARGEST_POOL_S), FEW_SEEDS, (Mechanism.SUBSETS,)) for pool in _LARGE_POOLS]
+    found += [Case(cases.repeated(share), FEW_SEEDS, (Mechanism.COALESCING,)) for share in _REPEATED]
+    found += [Case(cases.poisoned(*pool), FEW_SEEDS, (Mechanism.HALVING,)) for pool in _POISONED]
+    found += [Case(chats, FEW_SEEDS) for chats in CHATS]
     found += [Case(scenario, FEW_SEEDS) for scenario in (cases.trace_hour(), cases.synthetic_day())]
     return {case.scenario.name: case for case in found}
 
 
-def bears_on(mechanism: Mechanism, scenario: Scenario) -> bool:
+_NEEDS: dict[Mechanism, Callable[[Scenario], bool]] = {
+    Mechanism.SUBSETS: lambda scenario: scenario.pods > _ENOUGH_SERVERS,
+    Mechanism.PACING: lambda scenario: scenario.pods > 1 or scenario.autoscale is not None,
+    Mechanism.SKIPPING: lambda scenario: scenario.pods > 1 or scenario.autoscale is not None,
+    Mechanism.HALF_BATCHES: lambda scenario: scenario.aggregators > 1,
+    Mechanism.LARGE_STEPS: lambda scenario: scenario.backlog > 0,
+    Mechanism.CAPTURE_SIZES: lambda scenario: bool(find(scenario.curve).capture_sizes),
+    Mechanism.COALESCING: lambda scenario: scenario.texts > 0,
+    Mechanism.HALVING: lambda scenario: scenario.poison > 0.0,
+}
+"""What a scenario must have for a mechanism to change anything; the others bear on every one."""
+_OF_CHATS = {Mechanism.PREFIX_AFFINITY, Mechanism.FIRST_TOKEN_REFUSAL}
+
+
+def bears_on(mechanism: Mechanism, scenario: Scenario | Chats) -> bool:
     """Whether outcomes can differ at all; the others are the same to the byte."""
-    several = scenario.pods > 1 or scenario.autoscale is not None
-    match mechanism:
-        case Mechanism.SUBSETS:
-            return scenario.pods > _ENOUGH_SERVERS
-        case Mechanism.PACING | Mechanism.SKIPPING:
-            return several
-        case Mechanism.HALF_BATCHES:
-            return scenario.aggregators > 1
-        case Mechanism.LARGE_STEPS:
-            return scenario.backlog > 0
-        case Mechanism.CAPTURE_SIZES:
-            return bool(find(scenario.curve).capture_sizes)
-        case Mechanism.STAGING | Mechanism.DEADLINE_ESTIMATE | Mechanism.LOOK_AHEAD | Mechanism.AGED_SHARE:
-            return True
+    if isinstance(scenario, Chats):
+        return mechanism is Mechanism.PREFIX_AFFINITY or (mechanism in _OF_CHATS and scenario.patience_s < inf)
+    return mechanism not in _OF_CHATS and _NEEDS.get(mechanism, lambda _: True)(scenario)
 
 
 def policies(mechanism: Mechanism) -> tuple[Policy, Policy]:
     """With the mechanism, and without it."""
     return Policy(Kind.OURS), Policy(Kind.OURS, without=frozenset({mechanism}))
+
+
+def run_once(scenario: Scenario | Chats, policy: Policy, seed: int) -> Run:
+    if isinstance(scenario, Chats):
+        one: Chatted | Outcome = converse(scenario, policy.without, seed)
+    else:
+        one = simulate(scenario, policy, seed)
+    return Run(scenario.name, policy.label, seed, one.p50_s, one.p99_s, one.throughput, one.goodput, one.in_time)
 
 
 class Runs:
@@ -150,11 +182,7 @@ class Runs:
         scenario, seeds = case.scenario, range(1, case.seeds + 1)
         name = scenario.name
         missing = [seed for seed in seeds if (name, policy.label, seed) not in self._known]
-        outcomes = pool.map(simulate, [scenario] * len(missing), [policy] * len(missing), missing)
-        new = [
-            Run(name, policy.label, seed, one.p50_s, one.p99_s, one.throughput, one.goodput, one.in_time)
-            for seed, one in zip(missing, outcomes, strict=True)
-        ]
+        new = pool.map(run_once, [scenario] * len(missing), [policy] * len(missing), missing)
         for run in new:
             self._note(run)
         self._append(new)

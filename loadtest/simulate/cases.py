@@ -15,6 +15,9 @@ from loadtest.simulate.scenario import Fault, FaultKind, Scenario
 
 MIXED = Lengths(documents=0.1)
 SKEWED = Lengths(QueryKind.LOGNORMAL)
+_QUESTIONS = 3610
+"""The texts of `loadtest/data/nq_open_dev_queries.txt`."""
+_POISON = 2e-4
 _STEP_OVERHEAD_S = 0.004
 """The cost of a batch to a server on two processors besides its step, which no other batch's step hides."""
 
@@ -86,6 +89,21 @@ def backlog_under_overload(seconds: float = 10.0) -> Scenario:
     """A backlog beside more calls than the server can answer."""
     beside, overload = case("beside-backlog", seconds=seconds), case("overload", seconds=seconds)
     return replace(beside, name="backlog-under-overload", arrivals=overload.arrivals, backlog=2000)
+
+
+def repeated(share: float, seconds: float = 10.0) -> Scenario:
+    """The bundled questions by Zipf's law, at a share of what the server can do if it computes each of them."""
+    base = case("steady", seconds=seconds)
+    rate = share * capacity(find(base.curve), Lengths())
+    return replace(base, name=f"zipf-at-{100 * share:.0f}", arrivals=Steady(rate), texts=_QUESTIONS)
+
+
+def poisoned(pods: int, share: float, seconds: float = 10.0) -> Scenario:
+    """Records of which one in five thousand makes every step fail that it is in."""
+    base = case("steady", seconds=seconds)
+    rate = share * capacity(find(base.curve), Lengths(), pods)
+    arrivals, name = Steady(rate), f"poison-{pods}-at-{100 * share:.0f}"
+    return replace(base, name=name, arrivals=arrivals, pods=pods, priority=Priority.DEFAULT, poison=_POISON)
 
 
 def trace_hour(copies: int = 20, *, seconds: float = 3600.0) -> Scenario:

@@ -35,6 +35,10 @@ class Mechanism(StrEnum):
     DEADLINE_ESTIMATE = "deadline-estimate"  # queries are refused whose batch is predicted to end too late
     LOOK_AHEAD = "look-ahead"  # behind a query that does not fit a batch, later ones are examined
     AGED_SHARE = "aged-share"  # a part of each batch goes to what has waited longest, of any class or tenant
+    COALESCING = "coalescing"  # equal inputs that wait share one computation
+    HALVING = "halving"  # a batch that failed twice is cut in halves, not in single inputs, to find the poison
+    PREFIX_AFFINITY = "prefix-affinity"  # a prompt goes to a server that computed its beginning before
+    FIRST_TOKEN_REFUSAL = "first-token-refusal"  # a generation is refused on arrival if no token will come in time
 
 
 ReplicaMaker = Callable[..., Replica]
@@ -50,6 +54,10 @@ def policy_without(off: AbstractSet[Mechanism], policy: DispatchPolicy) -> Dispa
         policy = replace(policy, replica=replace(policy.replica, shared_from=inf))
     if Mechanism.LOOK_AHEAD in off:
         policy = replace(policy, pack=replace(policy.pack, lookahead=0))
+    if Mechanism.COALESCING in off:
+        policy = replace(policy, queue=replace(policy.queue, coalesce=False))
+    if Mechanism.HALVING in off:
+        policy = replace(policy, retry=replace(policy.retry, parts=_MOST_ITEMS))
     return policy
 
 
@@ -109,7 +117,10 @@ class _NothingAges(TokenQueue):
         return None
 
 
-_POLICY = DispatchPolicy(queue=QueuePolicy(coalesce=False))
+POISON = b"poison!!"
+"""The text of an input that no step survives."""
+_MOST_ITEMS = 1 << 20
+"""Into so many parts no batch is cut: each has one input."""
 
 
 class CoreAggregator:
@@ -125,10 +136,15 @@ class CoreAggregator:
         max_held_tokens: int = 500_000,
         overhead_s: float = 0.0,
         replicas: NewReplicas = all_in_use,
+        coalesce: bool = False,
         without: AbstractSet[Mechanism] = frozenset(),
     ) -> None:
-        """`overhead_s`: what an answer takes besides queue, network and step (tokenizing, completing)."""
-        self._policy = policy_without(without, replace(_POLICY, replicas=replicas))
+        """`overhead_s`: what an answer takes besides queue, network and step (tokenizing, completing).
+
+        `coalesce`: whether queries have texts, of which equal ones may share a computation.
+        """
+        policy = DispatchPolicy(queue=QueuePolicy(coalesce=coalesce), replicas=replicas)
+        self._policy = policy_without(without, policy)
         self._replica = replicas_without(without)
         self.dispatcher = Dispatcher(str(number), self._policy)
         if Mechanism.AGED_SHARE in without:
@@ -153,13 +169,14 @@ class CoreAggregator:
         """Whether every replica is busy until then, however much waits."""
         return self._waits
 
-    def put(
+    def put(  # noqa: PLR0917 - a query, as every aggregator takes it
         self,
         now_s: float,
         arrived_s: float,
         deadline_s: float,
         token_count: int,
         priority: Priority = Priority.INTERACTIVE,
+        text: bytes = b"",
     ) -> bool:
         """Take a query in, or refuse it as the front door does."""
         del now_s
@@ -167,7 +184,7 @@ class CoreAggregator:
             return False
         self.admission.charge(token_count, refusable=True)
         query = Query(None, token_count, priority, "", arrived_s, deadline_s)
-        self.dispatcher.queue.put(query, b"", token_count)
+        self.dispatcher.queue.put(query, text, token_count)
         return True
 
     def due(self, now_s: float) -> tuple[Sequence[InFlightBatch], float]:
@@ -182,7 +199,7 @@ class CoreAggregator:
         """Tell the dispatcher, and let the answered queries go."""
         sent: Batch = batch.body
         self.dispatcher.done(sent, report, now_s)
-        if self.slo is not None:
+        if self.slo is not None and not sent.control:
             overhead_s = now_s - sent.packed_s - report.step_duration_s - report.staged_s + self._overhead_s
             oldest_s = min(item.waiters[0].enqueued_s for item in sent.items)
             self.slo.answered(now_s + self._overhead_s - oldest_s, overhead_s)
@@ -199,7 +216,7 @@ class CoreAggregator:
         return answered
 
     def failed(self, batch: InFlightBatch, now_s: float, jitter: float) -> None:
-        """Its queries go again as the core's retries say; poison does not occur here."""
+        """Its queries go again as the core's retries say; proven poison is given up."""
         for item in self.dispatcher.failed(batch.body, now_s, jitter):
             self.expire(query for query in item.waiters if not query.done)
 
@@ -259,4 +276,5 @@ def in_flight(batch: Batch, aggregator: int, pod: int) -> InFlightBatch:
         batch.attempt > 0 or batch.isolated,
         batch.timeout_s,
         batch.priority,
+        poisoned=any(item.token_ids == POISON for item in batch.items),
     )

@@ -17,7 +17,10 @@ from modelserver.scheduler.queued_batch import MergeLimits, RecentPriorities, ag
 
 @dataclass(slots=True, eq=False)
 class InFlightBatch:
-    """One batch, `over` once it came back or failed; `body` is the aggregator's own. Times are virtual seconds."""
+    """One batch, `over` once it came back or failed; `body` is the aggregator's own. Times are virtual seconds.
+
+    `poisoned`: it holds an input that no step survives; `failed`: its step did not.
+    """
 
     aggregator: int
     pod: int
@@ -32,6 +35,8 @@ class InFlightBatch:
     priority: Priority = Priority.INTERACTIVE
     arrived_s: float = 0.0
     over: bool = False
+    poisoned: bool = False
+    failed: bool = False
 
     @property
     def aged_from_s(self) -> float:
@@ -49,10 +54,16 @@ class Aggregator(Protocol):
         """Tokens taken in and not answered."""
         ...
 
-    def put(
-        self, now_s: float, arrived_s: float, deadline_s: float, token_count: int, priority: Priority = ...
+    def put(  # noqa: PLR0917
+        self,
+        now_s: float,
+        arrived_s: float,
+        deadline_s: float,
+        token_count: int,
+        priority: Priority = ...,
+        text: bytes = ...,
     ) -> bool:
-        """Take a query in; False when it is refused for lack of room."""
+        """Take a query in; False when it is refused for lack of room. `text`: what equal queries have in common."""
         ...
 
     def due(self, now_s: float) -> tuple[Sequence[InFlightBatch], float]:
@@ -178,13 +189,25 @@ class Pod:
         self.step_tokens += tokens
         self.running = ()
         self.idle_since_s = now_s
+        if any(batch.poisoned for batch in step):
+            self._failed(step)
         queued = sum(batch.token_count for batch in self.waiting)
         recent = frozenset(map(Priority, self.recent.at(now_s)))
         for batch in step:
+            if batch in self.waiting:
+                continue
             staged_s = began_s - batch.arrived_s
             report = StepReport(tokens, now_s - began_s, queued, idle_s, staged_s, recent_priorities=recent)
             self.reply(batch, report)
         self.start()
+
+    def _failed(self, step: tuple[InFlightBatch, ...]) -> None:
+        """Run the batches of a merged step again, each by itself; one by itself fails."""
+        for batch in step:
+            batch.failed = len(step) == 1
+            batch.isolated = True
+        if len(step) > 1:
+            self.waiting[:0] = step
 
 
 class Fleet:

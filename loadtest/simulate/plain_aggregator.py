@@ -54,16 +54,17 @@ class PlainAggregator:
     def waits(self) -> bool:
         return all(out >= self._closing.depth for out in self._out.values())
 
-    def put(
+    def put(  # noqa: PLR0917 - a query, as every aggregator takes it
         self,
         now_s: float,
         arrived_s: float,
         deadline_s: float,
         token_count: int,
         priority: Priority = Priority.INTERACTIVE,
+        text: bytes = b"",
     ) -> bool:
         """Take a query in; `now_s` orders it, as it came through the front door only then."""
-        del now_s, priority
+        del now_s, priority, text
         if self.held_tokens + token_count > self._max_held_tokens:
             return False
         self._queue.append((arrived_s, deadline_s, token_count))

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 
+import numpy as np
+
 from aggregator.scheduler.curve import Curve
 from aggregator.scheduler.work_item import Priority
 from aggregator.wings.sla.controller import SlaBudgetController, SlaGoal, SloTracker
 from aggregator.wings.subsets.active_replicas import ActiveReplicas
-from loadtest.simulate.core_aggregator import CoreAggregator, Mechanism
-from loadtest.simulate.load import Arrivals, Lengths
+from loadtest.simulate.core_aggregator import POISON, CoreAggregator, Mechanism
+from loadtest.simulate.load import Arrivals, Ints, Lengths
 from loadtest.simulate.model_servers import Aggregator, Engine
 from loadtest.simulate.paper_sla import PaperBudgetController
 from loadtest.simulate.plain_aggregator import Closing, PlainAggregator
@@ -45,6 +47,8 @@ class Scenario:
     `step_overhead_s`: of a model server, beside each step; `noise`: how far steps of as many tokens scatter, as a
     share. `backlog`: queries of the default class without deadline that wait at each aggregator from the start;
     `apart`: at the last one alone, where nothing else arrives. `priority` is the class of those that arrive.
+    `texts`: how many different texts are asked, by Zipf's law with the exponent 1; 0: no two are equal. `poison`: the
+    share of queries that no step survives.
     `calm_share`: of the stretches in which the pods have little to do, how many are simulated and stand for the rest.
     """
 
@@ -67,10 +71,27 @@ class Scenario:
     backlog: int = 0
     apart: bool = False
     priority: Priority = Priority.INTERACTIVE
+    texts: int = 0
+    poison: float = 0.0
     faults: tuple[Fault, ...] = ()
     autoscale: Autoscale | None = None
     sample_s: float = 0.0
     calm_share: float = 1.0
+
+    def queries(self, count: int, rng: np.random.Generator) -> tuple[Ints, list[bytes]]:
+        """Lengths in tokens, int64 [count], and texts: empty for one that no other equals, `POISON` for poison."""
+        texts = [b""] * count
+        if self.texts:
+            shares = 1.0 / np.arange(1, self.texts + 1)
+            which = rng.choice(self.texts, size=count, p=shares / shares.sum())
+            lengths = self.lengths.draw(self.texts, rng)[which]
+            texts = [int(place).to_bytes(4, "little") for place in which]
+        else:
+            lengths = self.lengths.draw(count, rng)
+        if self.poison:
+            for place in np.flatnonzero(rng.random(count) < self.poison):
+                texts[place] = POISON
+        return lengths, texts
 
 
 class Kind(StrEnum):
@@ -146,6 +167,7 @@ class Policy:
                 max_held_tokens=scenario.max_held_tokens,
                 overhead_s=scenario.intake_s + scenario.complete_s,
                 replicas=ActiveReplicas,
+                coalesce=scenario.texts > 0,
                 without=self.without,
             )
         return PlainAggregator(number, engine, self._closing(engine), scenario.max_held_tokens)

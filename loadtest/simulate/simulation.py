@@ -119,7 +119,7 @@ class Simulation:
         """Let the load pass, and say what came of it."""
         scenario, clock, record = self._scenario, self.clock, self.record
         times = scenario.arrivals.draw(scenario.duration_s, self._rng)
-        lengths = scenario.lengths.draw(len(times), self._rng)
+        lengths, texts = scenario.queries(len(times), self._rng)
         which = self._rng.integers(0, scenario.aggregators - scenario.apart, len(times)).tolist()
         intake_s, from_s, take = scenario.intake_s, scenario.warm_up_s, self._take
         self._queue_backlog()
@@ -129,7 +129,7 @@ class Simulation:
             stretches = record.stretches = Stretches(scenario.calm_share, times, lengths, self._rng)
             pod_tokens_per_s = self._policy.tokens_per_s(self._curve, float(lengths.mean()))
         until_s, left_out = 0.0, False
-        for came_s, tokens, number in zip(times.tolist(), lengths.tolist(), which, strict=True):
+        for came_s, tokens, number, text in zip(times.tolist(), lengths.tolist(), which, texts, strict=True):
             now_s = came_s + intake_s
             while next_s() <= now_s:
                 step()
@@ -144,7 +144,7 @@ class Simulation:
                 left_out = stretches.leaves_out(stretch, self._held_tokens(), len(ready) * pod_tokens_per_s)
             if left_out:
                 continue
-            take((host, came_s, tokens))
+            take(host, came_s, tokens, text)
         while next_s() <= scenario.duration_s + _TAIL_S:
             step()
         return self._outcome()
@@ -159,10 +159,9 @@ class Simulation:
             if self._scenario.backlog:
                 self.clock.at(0.0, self._dispatch, host)
 
-    def _take(self, came: tuple[_Host, float, int]) -> None:
-        host, came_s, tokens = came
+    def _take(self, host: _Host, came_s: float, tokens: int, text: bytes) -> None:
         if not host.aggregator.put(
-            self.clock.now_s, came_s, came_s + self._scenario.deadline_s, tokens, self._scenario.priority
+            self.clock.now_s, came_s, came_s + self._scenario.deadline_s, tokens, self._scenario.priority, text
         ):
             self.record.refused += came_s >= self.record.from_s
         elif not host.waits:
@@ -201,6 +200,9 @@ class Simulation:
     def _answer(self, came: tuple[InFlightBatch, StepReport]) -> None:
         batch, report = came
         if batch.over:
+            return
+        if batch.failed:
+            self._fail((self._hosts[batch.aggregator], batch))
             return
         self._end(batch)
         host, now_s, record, scenario = self._hosts[batch.aggregator], self.clock.now_s, self.record, self._scenario

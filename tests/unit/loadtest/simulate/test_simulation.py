@@ -80,6 +80,27 @@ def test_graphs_shorten_the_tail_of_short_steps_at_the_same_load() -> None:
         assert graphs.p99_s < gain * eager.p99_s
 
 
+def without(mechanism: Mechanism) -> Policy:
+    return Policy(Kind.OURS, without=frozenset({mechanism}))
+
+
+def test_equal_questions_that_wait_are_computed_once() -> None:
+    repeated = replace(SHORT, arrivals=Steady(4000.0), texts=300)
+    together, alone = (simulate(repeated, policy, 1) for policy in (Policy(Kind.OURS), without(Mechanism.COALESCING)))
+    assert together.answered == together.arrived
+    assert alone.expired > alone.arrived / 10
+
+
+@pytest.mark.parametrize("pods", [1, 2])
+def test_an_input_that_no_step_survives_harms_no_other(pods: int) -> None:
+    poisoned = replace(SHORT, pods=pods, deadline_s=float("inf"), poison=1e-3)
+    halves, singles = (simulate(poisoned, policy, 2) for policy in (Policy(Kind.OURS), without(Mechanism.HALVING)))
+    for outcome in (halves, singles):
+        assert outcome.answered + outcome.expired == outcome.arrived
+        assert outcome.expired == halves.expired > 0
+    assert halves.mean_s < singles.mean_s
+
+
 def test_a_step_in_load_brings_pods_and_the_queue_is_done_as_promised() -> None:
     autoscale = Autoscale(HpaPolicy(max_replicas=10), start_s=20.0)
     drain_s, period_s = autoscale.demand.drain_s, autoscale.hpa.sync_s
