@@ -88,11 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _check(settings: AggregatorSettings) -> int:
     """The exit code of the first check."""
-    from aggregator.app import BROKERS, EXTENSIONS, authentication_of, few_files  # noqa: PLC0415 - what serving needs
+    from aggregator.app import BROKERS, EXTENSIONS, authentication_of, file_limit_warning  # noqa: PLC0415 - what serving needs
     from aggregator.registry import KINDS  # noqa: PLC0415
 
     trials = [broker.check for broker in BROKERS] + [extension.check for extension in EXTENSIONS]
-    return await CHECKS[0](settings, KINDS, trials, authentication_of, few_files(settings))
+    return await CHECKS[0](settings, KINDS, trials, authentication_of, file_limit_warning(settings))
 
 
 async def _serve(settings: AggregatorSettings) -> int:

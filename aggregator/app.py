@@ -252,7 +252,7 @@ class Aggregator:
             backlogs=None if all(source.refusable for source in self.sources) else self._backlogs,
             broker_troubles=lambda: [why for source in self.sources if (why := source.trouble())],
             slo_s=settings.sla.latency_s,
-            few_files=few_files(settings),
+            file_limit_warning=file_limit_warning(settings),
         )
         for open_pages in PAGES:
             self._telemetry.show(open_pages(state))
@@ -332,7 +332,7 @@ def _limits(settings: AggregatorSettings) -> Limits:
     return replace(limits, max_connections=open_files.granted(limits.max_connections, _ports(settings)))
 
 
-def few_files(settings: AggregatorSettings) -> str:
+def file_limit_warning(settings: AggregatorSettings) -> str:
     """The bounds that the limit of open files lowers; empty where it lowers none."""
     return open_files.shortage(Limits().max_connections, _ports(settings))
 

@@ -158,7 +158,7 @@ def _is_quarantined(model_revision: ModelRevision, request: Request, sequence: b
     return retries.is_quarantined(sequence, request.received_s)
 
 
-def apart(requests: Sequence[Request]) -> tuple[list[list[Request]], list[Request]]:
+def split_long(requests: Sequence[Request]) -> tuple[list[list[Request]], list[Request]]:
     """The groups of requests that are counted together, and the requests that are counted by themselves."""
     portions: list[list[Request]] = []
     long: list[Request] = []

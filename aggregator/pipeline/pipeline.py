@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from math import inf
 from typing import Any
 
-from aggregator.admission.enqueue import apart, enqueue
+from aggregator.admission.enqueue import enqueue, split_long
 from aggregator.admission.limits import AdmissionLimits
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Models, ServedTask
@@ -128,7 +128,7 @@ class Pipeline:
         refused = routed.refused
         long_records: list[tuple[ModelRevision, ServedTask, Request]] = []
         for model_revision, (served, group) in routed.groups.items():
-            portions, long = apart(group)
+            portions, long = split_long(group)
             for request in long:
                 if not request.source.refusable:
                     long_records.append((model_revision, served, request))
@@ -162,7 +162,7 @@ class Pipeline:
             refused = await enqueue(model_revision, served.model.admission, requests, self._limits, self._clock)
         except Exception:  # noqa: BLE001 - an unexpected error must not end the work of all others
             _LOG.exception("requests could not be queued", extra={"requests": len(requests)})
-            refused = _unqueued(requests)
+            refused = _fail_unqueued(requests)
         self._leave_retired(model_revision)  # another revision may have replaced it during the count
         self.demand.counted(served.model, requests)
         if queue.coalesced > coalesced:
@@ -337,7 +337,8 @@ class Pipeline:
         return self._tasks.create_task(work, name=name)
 
 
-def _unqueued(requests: Sequence[Request]) -> list[Request]:
+def _fail_unqueued(requests: Sequence[Request]) -> list[Request]:
+    """Fail the requests that did not get into a queue; returns them."""
     left = [request for request in requests if request.held is None and not request.given_up]
     for request in left:
         request.fail(UNQUEUED)

@@ -17,7 +17,8 @@ class AggregatorState:
     """The parts of one aggregator that can be read; on the event loop only.
 
     `server_troubles`: why each configured server is not used; empty if it is. `backlogs`: None without a broker.
-    `broker_troubles`: says which brokers cannot be reached. `few_files`: the consequence of the limit of open files.
+    `broker_troubles`: says which brokers cannot be reached. `file_limit_warning`: the bounds that the limit
+    of open files lowers; empty if none.
     """
 
     models: Models
@@ -27,4 +28,4 @@ class AggregatorState:
     backlogs: Backlogs | None = None
     broker_troubles: Callable[[], Sequence[str]] = list
     slo_s: float | None = None
-    few_files: str = ""
+    file_limit_warning: str = ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from typing_extensions import override
 
 from k8s.pod.http.connection import Connection
-from k8s.pod.http.connections import Connections, Pooled
+from k8s.pod.http.connections import Connections, PooledConnection
 from k8s.pod.http.exchange import Exchange, Service
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Turns(Connections):
     turns = 0
 
     @override
-    def later(self, connection: Pooled) -> None:
+    def later(self, connection: PooledConnection) -> None:
         self._waiting[connection] = None
 
     @override

@@ -66,7 +66,7 @@ class FaultHandler:
             start = (await self._client.beginning_offsets([partition.tp]))[partition.tp]
             return self._return_to_log(partition, start) if is_assigned() else None
         decoded = await self._read_by_hand(self._client, partition.tp, partition.read_to, self._max_records)
-        return self._keep(partition, decoded) if is_assigned() else None
+        return self._buffer(partition, decoded) if is_assigned() else None
 
     def _return_to_log(self, partition: Partition, start: int) -> Partition:
         """Continue at the log's start: the log no longer has the position, or does not have it yet."""
@@ -82,7 +82,7 @@ class FaultHandler:
         self._on_fenced(partition.committed_offset.fence())
         return Partition(tp, start, None)
 
-    def _keep(self, partition: Partition, decoded: Decoded | None) -> Partition | None:
+    def _buffer(self, partition: Partition, decoded: Decoded | None) -> Partition | None:
         """Keep what was read by hand. A batch whose end is unknown holds its partition until another follows."""
         tp, offset = partition.tp, partition.read_to
         details = {"topic": tp.topic, "partition": tp.partition, "offset": offset}
@@ -98,5 +98,5 @@ class FaultHandler:
                 "a record batch is corrupt: it becomes one dead letter", extra={**details, "records": decoded.lost}
             )
         if decoded.after > offset:
-            partition.keep(decoded.records, decoded.after)
+            partition.buffer(decoded.records, decoded.after)
         return partition

@@ -188,11 +188,11 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
             if self._unplaced is not unplaced:
                 return
             unplaced.discard(partition.tp)
-            self._go_on(partition)
+            self._resume_reading(partition)
         if self._unplaced:
             self._due.set()
 
-    def _go_on(self, partition: Partition) -> None:
+    def _resume_reading(self, partition: Partition) -> None:
         self.partitions[partition.tp] = partition
         self._seek(partition)
         self._on_change()
@@ -218,7 +218,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         try:
             await self._fetch(asked, room_bytes)
         except Exception as error:  # noqa: BLE001 - a record that cannot be decoded raises anything
-            self._note(error, asked)
+            self._record_fault(error, asked)
         return True
 
     async def _fetch(self, asked: Sequence[Partition], room_bytes: int) -> None:
@@ -231,7 +231,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         while count > 0:
             found = await self._poll(tps, wait_s, count)
             for partition in asked if not records else [each for each in asked if each.tp in found]:
-                await self._keep(partition, found.get(partition.tp, ()))
+                await self._buffer(partition, found.get(partition.tp, ()))
             new = sum(map(len, found.values()))
             if new < count:
                 return
@@ -257,19 +257,19 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         except TimeoutError:
             return {}
 
-    async def _keep(self, partition: Partition, records: Sequence[Any]) -> None:
+    async def _buffer(self, partition: Partition, records: Sequence[Any]) -> None:
         tp, current = partition.tp, self.partitions.get(partition.tp)
         if current is not partition or self._giving_back:
             if current is not None:  # of another assignment: its records are fetched again
                 self._seek(current)
             return
-        partition.keep(records, await self.client.position(tp))  # after transaction markers and compacted offsets
+        partition.buffer(records, await self.client.position(tp))  # after transaction markers and compacted offsets
         partition.log_end = self.client.highwater(tp) or partition.log_end
         fetched_ms, now_s = self.client.last_poll_timestamp(tp) or 0, self._loop.time()
         if records or fetched_ms != self._fetched_ms:
             self._fetched_ms, self._fetched_s = fetched_ms, now_s
 
-    def _note(self, error: Exception, asked: Sequence[Partition]) -> None:
+    def _record_fault(self, error: Exception, asked: Sequence[Partition]) -> None:
         """Go back to what was kept last, as aiokafka drops good records with an error, and note which fault it is."""
         current = [partition for partition in asked if self.partitions.get(partition.tp) is partition]
         for partition in current:
@@ -305,7 +305,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
                 _LOG.warning("could not look at a log again", extra={"topic": tp.topic, "error": repr(error)})
             else:
                 if good is not None:
-                    self._go_on(good)
+                    self._resume_reading(good)
 
     def deliver(self, paused_topics: frozenset[str]) -> list[InFlightRecord]:
         """Hand out what was fetched and is not paused; nothing once partitions are revoked."""

@@ -272,7 +272,7 @@ class Partition:
         self.read_to = max(self.read_to, offset)
         self.delivered_to = max(self.delivered_to, offset)
 
-    def keep(self, records: Sequence[Record], offset: int) -> None:
+    def buffer(self, records: Sequence[Record], offset: int) -> None:
         """Keep what was fetched up to `offset` until it is handed out; without records, skip to there."""
         if records:
             sizes = sizes_bytes(records)

@@ -75,7 +75,7 @@ class Outcomes:
                     request.free_vectors()
                 async for delivered in self.producer.send(replies):
                     for position, error in delivered:
-                        self._free_offset(live[position], replies[position], error)
+                        self._complete_or_dead_letter(live[position], replies[position], error)
                         del left[live[position]]
                         if error is None:
                             replies[position].value = None  # the others may wait for long
@@ -86,7 +86,7 @@ class Outcomes:
         if left:
             yield tuple(left)
 
-    def _free_offset(self, request: Request, reply: OutgoingRecord, error: Exception | None) -> None:
+    def _complete_or_dead_letter(self, request: Request, reply: OutgoingRecord, error: Exception | None) -> None:
         in_flight = record_of(request)
         if error is not None:
             letter = self._unwritten(in_flight, reply, error)

@@ -103,7 +103,7 @@ def head(data: bytes) -> pb.EmbedRequest:
 
 
 _ONE_OPEN = (None,)
-_PACKED_AT_ONCE = 8192
+_PACKED_AT_ONCE = 8192  # ids; they take a millisecond at most, in which no other thread runs
 _FLOAT32, _NO_TRUNCATION = int(pb.ENCODING_FLOAT32), int(pb.TRUNCATE_NONE)
 
 

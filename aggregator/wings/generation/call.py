@@ -169,7 +169,7 @@ class GenerateCall:
         if step.unclaimed_s:
             self._costs.charge(self.description.model, TASK, NOBODY, step.unclaimed_s)
         if len(step.accounts) * 2 != len(step.account_seconds) or len(step.account_seconds) % _FLOAT64.itemsize:
-            raise ModelServerLost("the answer's accounts and their times do not fit")
+            raise ModelServerLost("account ids and account_s differ in length")
         seconds = np.frombuffer(step.account_seconds, _FLOAT64)
         if not bool(np.isfinite(seconds).all() and (seconds >= 0.0).all()):
             raise ModelServerLost("the answer charges an account with a time that cannot be")
@@ -205,7 +205,7 @@ def _unpacked(step: pb.GenerateStep, vocabulary_size: int) -> tuple[list[int], l
     numbers, counts = np.frombuffer(step.sequences, _UINT32).tolist(), np.frombuffer(step.counts, _UINT32).tolist()
     token_ids = np.frombuffer(step.token_ids, _INT32)
     if len(numbers) != len(counts) or sum(counts) != len(token_ids):
-        raise ModelServerLost("the answer's tokens do not add up")
+        raise ModelServerLost("token counts do not sum to the number of ids")
     if len(token_ids) and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocabulary_size:
         raise ModelServerLost("the answer holds a token outside the model's vocabulary")
     return numbers, counts, token_ids.tolist()

@@ -62,7 +62,7 @@ class LiveFeed(Feed):
         self._has_brokers = state.backlogs is not None
         self._away = state.broker_troubles
         self._slo_s = state.slo_s
-        self._few_files = state.few_files
+        self._file_limit_warning = state.file_limit_warning
         self._clock = clock
         state.metrics.observer = self._recorder = Recorder(clock)
         self._name, self._release = socket.gethostname(), release()
@@ -171,7 +171,7 @@ class LiveFeed(Feed):
                 self._points.recent(),
                 latency,
                 away=self._away(),
-                few_files=self._few_files,
+                file_limit_warning=self._file_limit_warning,
                 outranked={each.topic for each in backlogs if each.outranked},
             ),
             *back_pressure(backlogs),

@@ -174,7 +174,7 @@ def other_problems(
     latency: Latency,
     *,
     away: Sequence[str],
-    few_files: str = "",
+    file_limit_warning: str = "",
     outranked: Collection[str] = (),
 ) -> Iterator[Problem]:
     """Further troubles. `recent`: counts of the last minute.
@@ -199,8 +199,8 @@ def other_problems(
         if count:
             was = "was" if count == 1 else "were"
             yield Problem(f"{_count(count, noun, plural)} {was} {verb} in the last minute.", runbook)
-    if few_files:
-        yield Problem(f"{few_files}.", Runbook.OVERLOAD)
+    if file_limit_warning:
+        yield Problem(f"{file_limit_warning}.", Runbook.OVERLOAD)
 
 
 def _count(number: float, noun: str, plural: str = "") -> str:

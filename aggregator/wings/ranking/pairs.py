@@ -67,7 +67,7 @@ def _frame(reference: Reference) -> PairFrame:
     encoded = reference.encode("a", "b")
     texts = encoded.sequence_ids  # None for a special token
     if _FIRST not in texts or _SECOND not in texts:
-        raise ValueError("its tokenizer joins no pairs: a text of a pair has no tokens")
+        raise ValueError("its tokenizer drops one text of a pair")
     first, second = texts.index(_FIRST), texts.index(_SECOND)
     after_first, after_second = first + texts.count(_FIRST), second + texts.count(_SECOND)
     ids = np.array(encoded.ids, "<i4")

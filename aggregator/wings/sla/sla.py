@@ -38,7 +38,7 @@ class SlaPolicy:
         if not 1 <= self.min_tokens <= self.start_tokens <= self.max_tokens:
             raise ValueError(f"out of order: {self.min_tokens} <= {self.start_tokens} <= {self.max_tokens} tokens")
         if not (0.0 < self.tolerance < 1.0 and 0.0 < self.fill <= 1.0):
-            raise ValueError(f"not shares: tolerance {self.tolerance}, fill {self.fill}")
+            raise ValueError(f"tolerance and fill must lie between 0 and 1, got {self.tolerance} and {self.fill}")
         if self.window < _MIN_EVIDENCE:
             raise ValueError(f"too short: {self.window} steps")
 

@@ -10,7 +10,7 @@ from typing import cast
 import httptools
 from typing_extensions import override
 
-from k8s.pod.http.connections import SMALL_READ, TIMEOUT_S, UNREAD, Connections, Pooled, State
+from k8s.pod.http.connections import SMALL_READ, TIMEOUT_S, UNREAD, Connections, PooledConnection, State
 from k8s.pod.http.exchange import Exchange, HttpError, Service
 
 _MAX_HEAD_BYTES = 16 * 1024
@@ -25,7 +25,7 @@ _EMPTY_LINE = b"\r\n\r\n"
 _READS = State.IDLE, State.BODY, State.HEAD, State.LINGERING
 
 
-class Connection(Pooled, asyncio.BufferedProtocol):
+class Connection(PooledConnection, asyncio.BufferedProtocol):
     """A client; `state` says what it waits for."""
 
     transport: asyncio.Transport
@@ -83,7 +83,7 @@ class Connection(Pooled, asyncio.BufferedProtocol):
         self.transport.close()
 
     @override
-    def late(self) -> None:
+    def on_timeout(self) -> None:
         exchange, self.due_s = self._exchange, inf
         match self.state:
             case State.IDLE | State.HEAD | State.LINGERING:

@@ -49,11 +49,11 @@ TIMEOUT_S = {
 """How long a connection may be in a state."""
 
 
-class Pooled:
+class PooledConnection:
     """One of the `Connections`; `due_s` (monotonic): when it has been in its state for too long."""
 
     due_s = inf
-    pool: dict[Pooled, None] | None = None
+    pool: dict[PooledConnection, None] | None = None
     """The one of their lists that it is in."""
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class Pooled:
         """Close it now."""
         raise NotImplementedError
 
-    def late(self) -> None:
+    def on_timeout(self) -> None:
         """`due_s` has passed."""
         raise NotImplementedError
 
@@ -85,14 +85,14 @@ class Connections:
         self.on_closed = on_closed
         self._most = most
         self._most_lingering = min(_MOST_LINGERING, max(1, most // 4))
-        self._idle: dict[Pooled, None] = {}
+        self._idle: dict[PooledConnection, None] = {}
         """The one that has been idle for longest first."""
-        self._busy: dict[Pooled, None] = {}
-        self._lingering: dict[Pooled, None] = {}
+        self._busy: dict[PooledConnection, None] = {}
+        self._lingering: dict[PooledConnection, None] = {}
         """The one that has lingered for longest first."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_ticking = False
-        self._waiting: OrderedDict[Pooled, None] = OrderedDict()
+        self._waiting: OrderedDict[PooledConnection, None] = OrderedDict()
         self._turning: asyncio.Handle | None = None
         self.large_buffer = memoryview(bytearray(LARGE_READ))
         """What is read goes here, and is taken from here in the same callback."""
@@ -101,7 +101,7 @@ class Connections:
     def __len__(self) -> int:
         return len(self._idle) + len(self._busy) + len(self._lingering)
 
-    def enter(self, connection: Pooled) -> bool:
+    def enter(self, connection: PooledConnection) -> bool:
         """Count a connection in; False where there are too many, and each has a request."""
         if len(self._idle) + len(self._busy) >= self._most:
             self.on_closed(CROWDED)
@@ -111,32 +111,32 @@ class Connections:
         self.set_idle(connection)
         return True
 
-    def leave(self, connection: Pooled) -> None:
+    def leave(self, connection: PooledConnection) -> None:
         if connection.pool is not None:
             del connection.pool[connection]
             connection.pool = None
 
-    def _move(self, connection: Pooled, pool: dict[Pooled, None]) -> None:
+    def _move(self, connection: PooledConnection, pool: dict[PooledConnection, None]) -> None:
         """Put it behind the others there."""
         if connection.pool is not None:
             del connection.pool[connection]
         connection.pool = pool
         pool[connection] = None
 
-    def set_busy(self, connection: Pooled) -> None:
+    def set_busy(self, connection: PooledConnection) -> None:
         """It has a request."""
         if connection.pool is not self._busy:
             self._move(connection, self._busy)
             self._tick_soon()
 
-    def set_idle(self, connection: Pooled) -> None:
+    def set_idle(self, connection: PooledConnection) -> None:
         """It has none."""
         self._move(connection, self._idle)
         connection.due_s = time.monotonic() + TIMEOUT_S[State.IDLE]
         if self._timer is None:
             self._wake(TIMEOUT_S[State.IDLE])
 
-    def set_lingering(self, connection: Pooled) -> None:
+    def set_lingering(self, connection: PooledConnection) -> None:
         """Its client only owes something."""
         if connection.pool is self._lingering:
             return
@@ -148,10 +148,10 @@ class Connections:
             self.on_closed(CROWDED)
             first.abort()
 
-    def is_busy(self, connection: Pooled) -> bool:
+    def is_busy(self, connection: PooledConnection) -> bool:
         return connection.pool is self._busy
 
-    def later(self, connection: Pooled) -> None:
+    def later(self, connection: PooledConnection) -> None:
         """Give it another turn, behind those that wait for one."""
         self._waiting[connection] = None
         if self._turning is None:
@@ -182,9 +182,9 @@ class Connections:
         self._timer = None
         now_s = time.monotonic()
         for connection in [each for pool in (self._busy, self._lingering) for each in pool if each.due_s <= now_s]:
-            connection.late()
+            connection.on_timeout()
         while self._idle and (idlest := next(iter(self._idle))).due_s <= now_s:
-            idlest.late()
+            idlest.on_timeout()
         self._is_ticking = bool(self._busy or self._lingering)
         if self._is_ticking:
             self._wake(_TICK_S)

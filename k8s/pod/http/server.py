@@ -24,7 +24,7 @@ from typing_extensions import override
 from k8s.pod.addresses import split_address
 from k8s.pod.errors import StartError
 from k8s.pod.http.connection import Connection
-from k8s.pod.http.connections import SMALL_READ, Connections, Pooled
+from k8s.pod.http.connections import SMALL_READ, Connections, PooledConnection
 from k8s.pod.http.exchange import Service
 
 _HANDSHAKE_S = 20.0  # a distant client on a bad line takes some seconds
@@ -149,7 +149,7 @@ async def _bound(host: str, port: int) -> list[socket]:
     return bound
 
 
-class _Handshake(Pooled):
+class _Handshake(PooledConnection):
     """A client that TLS is not agreed on with yet."""
 
     def __init__(self, client: socket, connections: Connections) -> None:

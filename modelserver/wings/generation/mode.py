@@ -32,7 +32,7 @@ from protos.modelserver.v1 import modelserver_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
-_SYNTHETIC_SEQUENCES = 256
+_SYNTHETIC_SEQUENCES = 256  # as many as vLLM's own default, max_num_seqs
 _SYNTHETIC_KV_TOKENS = 1 << 18  # 256 sequences of 1,024 tokens
 
 

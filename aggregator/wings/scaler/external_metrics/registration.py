@@ -36,15 +36,15 @@ class Registration:
     async def keep(self, ca_bundle: bytes) -> None:
         """Make it if it is missing, correct it if it is ours, else log its owner. Raises KubernetesError."""
         found = await self._found()
-        if found is None or holder(found).service == self._self.service or _leads_nowhere(found):
+        if found is None or holder(found).service == self._self.service or _is_orphaned(found):
             await self._apply(found, ca_bundle)
             self._seen = self._self
             return
         if holder(found) != self._seen:
             self._seen = holder(found)
-            await self._say(self._seen)
+            await self._report_conflict(self._seen)
         if not holder(found).is_scaler:
-            await self._disown(found)
+            await self._remove_owner(found)
 
     async def _found(self) -> Object | None:
         try:
@@ -94,7 +94,7 @@ class Registration:
         kind = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole"}
         return [{**kind, "name": self._role, "uid": role["metadata"]["uid"]}]
 
-    async def _disown(self, found: Object) -> None:
+    async def _remove_owner(self, found: Object) -> None:
         """Remove this release as the owner: another adapter took the registration over, and must keep it."""
         owners = found["metadata"].get("ownerReferences") or []
         others = [each for each in owners if (each["kind"], each["name"]) != ("ClusterRole", self._role)]
@@ -103,7 +103,7 @@ class Registration:
             await self._kubernetes.patch(PATH, {"metadata": metadata})
             _LOG.warning("another adapter holds the metrics API: it will not be deleted with this release")
 
-    async def _say(self, other: Holder) -> None:
+    async def _report_conflict(self, other: Holder) -> None:
         """Log it; and make an event if the autoscaler will find no figures."""
         if other.is_scaler:
             _LOG.info("another scaler serves the metrics API, and asks this one", extra={"service": other.service})
@@ -136,7 +136,7 @@ class Registration:
         await self._kubernetes.create(f"/api/v1/namespaces/{self._namespace}/events", event)
 
 
-def _leads_nowhere(found: Object) -> bool:
+def _is_orphaned(found: Object) -> bool:
     """Whether its scaler's Service is gone: nothing else deletes it."""
     conditions = found.get("status", {}).get("conditions") or ()
     gone = any(each.get("reason") == "ServiceNotFound" and each.get("status") == "False" for each in conditions)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.admission.enqueue import apart, count_long, count_together, is_long
+from aggregator.admission.enqueue import count_long, count_together, is_long, split_long
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.errors import Code
 from aggregator.request.kind import Counted
@@ -126,10 +126,10 @@ def test_short_texts_hold_up_those_counted_with_them_no_longer_than_that() -> No
 def test_requests_are_counted_together_up_to_a_bound_and_long_ones_alone() -> None:
     requests = [request("x" * size) for size in (CALL // 4, CALL // 4, CALL // 4 + 1, CALL // 4, CALL // 4, 1)]
     requests.append(request("x" * (CALL // 4), "y"))
-    portions, long = apart(requests)
+    portions, long = split_long(requests)
     assert [[len(each.inputs[0]) for each in portion] for portion in portions] == [[CALL // 4] * 4, [1]]
     assert long == [requests[2], requests[6]]
     least = [request("") for _ in range(2)]
-    assert apart(least) == ([least], [])
+    assert split_long(least) == ([least], [])
     short, longer = requests[0], requests[2]
     assert [is_long(each) for each in ([longer], [short], [short, longer], [longer, longer])] == [True, *[False] * 3]

@@ -173,7 +173,7 @@ async def test_what_cannot_be_read_one_way_only_or_without_bound_is_refused(sent
         assert alone.statuses == [200, 400]
         alone.send(POST + b"\r\n")
         assert alone.statuses == [200, 400]  # nothing that follows is a request
-        alone.connection.late()
+        alone.connection.on_timeout()
         assert alone.wire.is_closed
 
 
@@ -252,7 +252,7 @@ async def test_a_client_that_reads_nothing_is_cut_off() -> None:
     alone.connections.on_closed = closed.append
     alone.connection.pause_writing()
     assert alone.connection.state is State.WRITING
-    alone.connection.late()
+    alone.connection.on_timeout()
     assert (alone.wire.is_closed, closed) == (True, ["unread"])
 
 
@@ -289,7 +289,7 @@ async def test_a_body_that_does_not_come_is_refused_and_lingered_for() -> None:
     alone.send(POST + b"content-length: 2\r\n\r\na")
     states: list[State] = []
     for _ in range(2):
-        alone.connection.late()
+        alone.connection.on_timeout()
         states.append(alone.connection.state)
     assert (alone.statuses, states) == ([408], [State.LINGERING, State.CLOSING])
 

@@ -61,9 +61,9 @@ def test_reading_goes_on_behind_what_was_read_and_never_back() -> None:
     partition = Partition(TopicPartition("requests", 0), 10, 10)
     assert (partition.read_to, partition.delivered_to, partition.committed) == (10, 10, 10)
     assert (partition.committed_offset.topic, partition.committed_offset.partition) == ("requests", 0)
-    partition.keep([record_at(10)], 11)
-    partition.keep([record_at(11)], 20)
-    partition.keep([], 15)
+    partition.buffer([record_at(10)], 11)
+    partition.buffer([record_at(11)], 20)
+    partition.buffer([], 15)
     assert [in_flight.offset for in_flight in partition.deliver()] == [10, 11]
     assert (partition.read_to, partition.delivered_to) == (20, 20)
     assert not partition.fetched
@@ -81,5 +81,5 @@ def test_reading_goes_on_behind_what_was_read_and_never_back() -> None:
 def test_a_record_that_cannot_be_read_is_handed_out_with_the_reason() -> None:
     partition = Partition(TopicPartition("requests", 0), 10, 10)
     raw = RawRecord("requests", 0, 10, 0, None, b"value", (), unreadable="its codec is not known")
-    partition.keep([raw, record_at(11)], 12)
+    partition.buffer([raw, record_at(11)], 12)
     assert [each.unreadable for each in partition.deliver()] == ["its codec is not known", ""]

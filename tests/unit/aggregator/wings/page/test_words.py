@@ -104,7 +104,9 @@ def test_each_problem_is_a_sentence_with_its_count() -> None:
         answered=0, failed=0, refused=1200, expired=3, coalesced=9, dead_letters=1, lost=2, ahead=5, commit_failures=4
     )
     found = list(
-        other_problems(recent, LATE, away=["Kafka cannot be reached"], few_files="Few files", outranked={"b", "a"})
+        other_problems(
+            recent, LATE, away=["Kafka cannot be reached"], file_limit_warning="Few files", outranked={"b", "a"}
+        )
     )
     assert [each.text for each in found] == [
         "Kafka cannot be reached.",

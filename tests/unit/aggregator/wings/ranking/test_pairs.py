@@ -122,5 +122,5 @@ def test_token_types_that_do_not_begin_with_the_second_text_are_refused(tmp_path
 
 
 def test_a_tokenizer_that_gives_a_letter_no_token_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="joins no pairs"):
+    with pytest.raises(ValueError, match="drops one text of a pair"):
         checked_frame(opened(Reference(models.BPE({"a": 0}, [])), tmp_path), token_types=False)
