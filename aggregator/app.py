@@ -21,8 +21,8 @@ from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.pipeline import Pipeline
 from aggregator.registry import DEMAND, DOORS, KINDS, PROGRESS, REPLICAS, ROUTES, RUNNERS, SERVICES, SUBSETS
-from aggregator.replicas.discovery import Discovery, Target
 from aggregator.replicas.pool import ModelServers
+from aggregator.replicas.targets import OpenTargets, Target, fixed
 from aggregator.reports.gauges import GAUGES, OnLoop, gauge_values
 from aggregator.reports.state import AggregatorState
 from aggregator.request.request import GRPC, HTTP, Backlog, Source
@@ -51,6 +51,7 @@ from aggregator.wings.authentication.credentials import open_authentication
 from aggregator.wings.batches.extension import BATCHES
 from aggregator.wings.cache.cache import open_caches
 from aggregator.wings.cloud_events.envelope import CLOUD_EVENTS
+from aggregator.wings.discovery.discovery import Discovery
 from aggregator.wings.fast_tokenizer.fast_path import fast_path
 from aggregator.wings.openapi.documents import OPENAPI
 from aggregator.wings.page.live import live_pages
@@ -83,7 +84,11 @@ PAGES: Sequence[Callable[[AggregatorState], Pages]] = [
     live_pages,
 ]
 """Further pages of the monitoring port."""
-QUOTAS: Sequence[Callable[[TenantSettings], Quotas]] = [
+DISCOVERY: Sequence[OpenTargets] = [
+    Discovery,
+]
+"""What follows addresses whose endpoints change."""
+QUOTAS: Sequence[Callable[[TenantSettings, OpenTargets], Quotas]] = [
     TenantRates,
 ]
 """What holds tenants to a rate."""
@@ -126,7 +131,9 @@ class Aggregator:
             open_fast=fast_path(self._metrics.tokenizer_checked) if settings.tokenizer.fast else None,
         )
         targets = [Target(address, model.name) for model in settings.models for address in model.servers]
-        pool = self._pool = ModelServers(Discovery(targets), cache, KINDS, tracing=tracing, costs=self._metrics.costs)
+        pool = self._pool = ModelServers(
+            open_targets()(targets), cache, KINDS, tracing=tracing, costs=self._metrics.costs
+        )
         self._quotas = quotas_of(settings)
         self._pipeline = Pipeline(
             self._models,
@@ -321,9 +328,13 @@ def authentication_of(settings: GrpcSettings) -> Authentication | None:
     return next(filter(None, (opened(settings) for opened in AUTHENTICATION)), None)
 
 
+def open_targets() -> OpenTargets:
+    return next(iter(DISCOVERY), fixed)
+
+
 def quotas_of(settings: AggregatorSettings) -> Quotas:
     """The rates of tenants that the settings ask for. Raises StartError."""
-    return next((opened(settings.tenants) for opened in QUOTAS), Quotas())
+    return next((opened(settings.tenants, open_targets()) for opened in QUOTAS), Quotas())
 
 
 def _limits(settings: AggregatorSettings) -> Limits:

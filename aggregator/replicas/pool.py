@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 from aggregator.errors import BatchFailed
@@ -17,7 +17,7 @@ from aggregator.observability.costs import REST, Costs
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import BadDescription
 from aggregator.replicas.client import ModelServerClient, connected
-from aggregator.replicas.discovery import Target
+from aggregator.replicas.targets import Target, Targets
 from aggregator.request.kind import Kind
 from aggregator.tokenizers.cache import TokenizerCache, TokenizerMismatch
 from aggregator.tokenizers.tokenizer import Tokenizer
@@ -25,9 +25,6 @@ from aggregator.tokenizers.tokenizer import Tokenizer
 _LOG = logging.getLogger(__name__)
 
 _PROBE_TEXT = "probe"
-
-Targets = AsyncIterable[frozenset[Target]]
-"""All configured servers: the whole set at each change."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aggregator.admission.models import Models
 from aggregator.observability.metrics import Metrics
 from aggregator.pipeline.demand import Demand
-from aggregator.replicas.discovery import Target
+from aggregator.replicas.targets import Target
 from aggregator.request.request import Backlogs
 
 

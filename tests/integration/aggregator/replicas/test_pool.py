@@ -13,8 +13,8 @@ from tokenizers.models import WordLevel
 
 from aggregator.model_server import ModelServer
 from aggregator.registry import KINDS
-from aggregator.replicas.discovery import Discovery, Target
 from aggregator.replicas.pool import ModelServers, ProbePolicy
+from aggregator.replicas.targets import Target, fixed
 from aggregator.tokenizers.cache import TokenizerCache, tokenizer_fingerprint
 from aggregator.tokenizers.tokenizer import TOKENIZER_FILE, Tokenizer
 from protos.modelserver.v1 import modelserver_pb2 as pb
@@ -103,7 +103,7 @@ async def running(pool: ModelServers, members: Members) -> AsyncGenerator[None]:
 
 def static(cache: TokenizerCache, *servers: FakeModelServer, policy: ProbePolicy = POLICY) -> ModelServers:
     targets = [Target(server.address, "fake") for server in servers]
-    return ModelServers(Discovery(targets), cache, KINDS, policy=policy)
+    return ModelServers(fixed(targets), cache, KINDS, policy=policy)
 
 
 async def test_every_server_that_answers_joins_with_its_tokenizer(

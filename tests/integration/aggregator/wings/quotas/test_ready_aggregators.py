@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+from aggregator.wings.discovery.discovery import Discovery
 from aggregator.wings.quotas.buckets import QuotaPolicy, TokenBuckets
 from aggregator.wings.quotas.ready_aggregators import ReadyAggregators
 from tests.support.fake_kubernetes import SLICES, FakeKubernetesApi, slice_of
@@ -28,7 +29,7 @@ async def test_the_endpoints_of_a_service_divide_a_rate_as_they_come_and_go() ->
     api = FakeKubernetesApi()
     api.put(PATH, slice_of("10.0.0.1", "10.0.0.2"))
     async with api.started():
-        ready = ReadyAggregators("k8s://a.ns:50051", api.client)
+        ready = ReadyAggregators("k8s://a.ns:50051", lambda targets: Discovery(targets, api.client))
         quotas = TokenBuckets(QuotaPolicy(100.0, burst_s=1.0), ready)
         assert ready() == 1
         async with counting(ready):

@@ -14,7 +14,7 @@ import pytest
 from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Model, Models
-from aggregator.replicas.discovery import Target
+from aggregator.replicas.targets import Target
 from aggregator.reports.state import AggregatorState
 from aggregator.request.request import Backlog
 from aggregator.scheduler.dispatcher import DispatchPolicy

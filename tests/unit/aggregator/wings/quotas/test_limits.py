@@ -9,7 +9,6 @@ from aggregator.admission.limits import AdmissionLimits
 from aggregator.settings.aggregator import AggregatorSettings
 from aggregator.wings.quotas.buckets import QuotaPolicy, TokenBuckets
 from aggregator.wings.quotas.rates import TenantRates
-from aggregator.wings.quotas.ready_aggregators import ReadyAggregators
 from tests.support.fake_source import KAFKA
 from tests.unit.aggregator.admission.test_enqueue import NOW_S, request
 from tests.unit.aggregator.admission.test_enqueue import Intake as Revision
@@ -54,12 +53,13 @@ def test_room_that_comes_after_the_deadline_is_told_as_well(left_s: float) -> No
 
 def test_each_tenant_is_held_to_its_part_of_the_rate_in_the_settings() -> None:
     tenants = {
+        "aggregators": "2",
         "tokens_per_s": 200.0,
         "rates": {"b": 20.0},
     }
     settings = AggregatorSettings.model_validate({"tenants": tenants})
     intake = Intake()
-    intake.limits = AdmissionLimits(TenantRates(settings.tenants, ReadyAggregators("2")))
+    intake.limits = AdmissionLimits(TenantRates(settings.tenants))
     for tenant, burst in (("a", 200), ("b", 20)):
         intake.limits.charge(call(tenant), burst - 10, 100.0)
         assert intake.refusal(call(tenant), 10) is None

@@ -7,11 +7,11 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from aggregator.replicas.targets import Target
 from aggregator.settings.addresses import DnsAddress, changes, parse
 from k8s.kube import endpoints
 from k8s.kube.client import connect
@@ -59,14 +59,6 @@ async def resolved(address: DnsAddress, resolve: Resolve = look_up) -> AsyncGene
                 known = found
                 yield found
         await asyncio.sleep(EVERY_S)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The address of a server, and the model it should serve."""
-
-    address: str
-    model: str
 
 
 class Discovery(AsyncIterable[frozenset[Target]]):

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from aggregator.replicas import discovery
-from aggregator.replicas.discovery import EVERY_S, Discovery, Target, look_up, resolved
+from aggregator.replicas.targets import Target
 from aggregator.settings.addresses import DnsAddress
+from aggregator.wings.discovery import discovery
+from aggregator.wings.discovery.discovery import EVERY_S, Discovery, look_up, resolved
 from tests.support.fake_kubernetes import SLICES, FakeKubernetesApi, slice_of
 from tests.support.virtual_time import in_virtual_time, run
 
