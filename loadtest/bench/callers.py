@@ -152,6 +152,8 @@ def _cpu_s(parts: Sequence[Part]) -> float:
 def callers(folder: Path, number: int = 0) -> Generator[Callers]:
     """Start `number` processes; 0: one a core, at most four."""
     number = number or min(_MOST, len(os.sched_getaffinity(0)))
+    starting = [asked([_PROGRAM], folder / f"caller{each}.log") for each in range(number)]
     with ExitStack() as stack:
-        logs = [folder / f"caller{each}.log" for each in range(number)]
-        yield Callers([stack.enter_context(asked([_PROGRAM], log)) for log in logs])
+        with ThreadPoolExecutor(number) as pool:  # all at once: each takes seconds to import what it calls with
+            processes = list(pool.map(stack.enter_context, starting))
+        yield Callers(processes)
