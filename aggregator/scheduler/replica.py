@@ -56,8 +56,8 @@ class ReplicaPolicy:
 class BatchOut:
     """One batch in flight, the budget it was packed for, and when it is expected back.
 
-    `late`: it was sent later than the lead asks for, because too little waited before. `overtaken`: a more urgent one
-    was sent after it, and goes before it.
+    `in_time`: it was staged as early as the lead asks for, and none that is more urgent was sent after it; so its step
+    says whether the lead is good.
     """
 
     batch_id: str
@@ -65,10 +65,8 @@ class BatchOut:
     token_budget: int
     end_s: float
     promised_s: float
-    staged: bool
-    late: bool
+    in_time: bool
     priority: Priority = Priority.INTERACTIVE
-    overtaken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,14 +317,13 @@ class Replica:
         """
         policy = self._policy
         end_s = self.finish_s(token_count, now_s, priority)
-        staged = bool(self._out)
         ahead = self._ahead(priority)
-        late = staged and now_s > self._out[ahead - 1].end_s - self.lead_s
+        in_time = ahead > 0 and now_s <= self._out[ahead - 1].end_s - self.lead_s
         budget = step_budget or self.token_budget
-        self._out.insert(ahead, BatchOut(batch_id, token_count, budget, end_s, end_s, staged, late, priority))
+        self._out.insert(ahead, BatchOut(batch_id, token_count, budget, end_s, end_s, in_time, priority))
         step_s = self.step_time_s(token_count)
         for behind in list(self._out)[ahead + 1 :]:
-            behind.end_s, behind.promised_s, behind.overtaken = behind.end_s + step_s, behind.promised_s + step_s, True
+            behind.end_s, behind.promised_s, behind.in_time = behind.end_s + step_s, behind.promised_s + step_s, False
         longest_s = end_s - now_s + self.step_time_s(self.largest)
         self._sent_s = now_s
         overtaken_s = _OVERTAKEN_S if self.most_urgent < priority else 0.0
@@ -372,7 +369,7 @@ class Replica:
         self.foreign_tokens = max(0, report.queued_tokens - self.tokens_out)
         shared = report.step_tokens > out.token_count or self.foreign_tokens > 0
         self._sharing += policy.sharing_gain * (shared - self._sharing)
-        if not out.staged or out.late or out.overtaken:
+        if not out.in_time:
             return
         if report.idle_before_s > policy.idle_target * report.step_duration_s:
             self.lead_s = min(self.lead_s + report.idle_before_s, report.step_duration_s)
