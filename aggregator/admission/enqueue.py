@@ -16,7 +16,7 @@ from aggregator.admission.sequences import (
 )
 from aggregator.errors import Code
 from aggregator.request.kind import Counted
-from aggregator.request.request import Failure, Held, Request
+from aggregator.request.request import Failure, Held, Request, Stage
 from aggregator.request.vector import Vector
 from aggregator.scheduler.queue import TokenQueue
 from aggregator.scheduler.work_item import ID_BYTES, Query
@@ -55,13 +55,13 @@ async def enqueue(
     known = model_revision.known
     for request, counted, token_count in _counted(model_revision, waiting, found):
         if not request.remaining:
-            if not request.given_up:  # while its tokens were counted
+            if request.stage is not Stage.GIVEN_UP:  # while its tokens were counted
                 complete.append(request)
             continue
         inputs, vectors = known.find(request, counted)
         known_tokens = sum(vector.token_count for _, vector in vectors) if vectors else 0
         refusable = request.source.refusable
-        if not request.admitted:
+        if request.stage is not Stage.ADMITTED:
             refusal = None
             if refusable:  # the others are paused before their bound
                 refusal = limits.refusal(request, token_count, admission, dispatcher, now_s, known_tokens=known_tokens)
@@ -70,7 +70,7 @@ async def enqueue(
                 complete.append(request)
                 continue
             limits.charge(request, token_count, now_s)
-            request.admitted = True
+            request.stage = Stage.ADMITTED
         if vectors and _completes(request, vectors):
             complete.append(request)
             continue

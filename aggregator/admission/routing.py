@@ -11,7 +11,7 @@ from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.models import Models, ServedTask
 from aggregator.admission.pending import Pending
 from aggregator.errors import Code, InvalidRequest, ModelUnavailable, TokenbatchError
-from aggregator.request.request import Failure, Options, Request
+from aggregator.request.request import Failure, Options, Request, Stage
 from aggregator.scheduler.work_item import Task
 
 _LOG = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Rout
                         routes[key] = route
                 request.options, group = route
                 group.append(request)
-            elif not request.given_up:
+            elif request.stage is not Stage.GIVEN_UP:
                 routed.refused.append(request)
         except TokenbatchError as error:
             request.fail(Failure.of(error))

@@ -11,7 +11,7 @@ from aggregator.admission.models import Models, ServedTask
 from aggregator.errors import Code
 from aggregator.model_server import StepResult
 from aggregator.observability.metrics import Metrics
-from aggregator.request.request import Failure, Outcome, Request, Source
+from aggregator.request.request import Failure, Outcome, Request, Source, Stage
 from aggregator.request.vector import CompletedBatch, Vector
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.work_item import Query
@@ -53,7 +53,7 @@ class Completion:
     def give_up(self, request: Request) -> None:
         """A caller went away: remove its inputs from the queue; results of those that run are dropped."""
         if request.remaining:
-            request.given_up = True
+            request.stage = Stage.GIVEN_UP
             for served in self._models.tasks:
                 served.pending.discard(request)
             request.fail(_GONE)

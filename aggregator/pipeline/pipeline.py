@@ -29,7 +29,7 @@ from aggregator.pipeline.completion import Completion, complete_input
 from aggregator.pipeline.demand import Demand, NewDemand
 from aggregator.pipeline.execute import BatchExecutor, Runner
 from aggregator.replicas.pool import ModelServers
-from aggregator.request.request import Failure, Receive, Request, Source
+from aggregator.request.request import Failure, Receive, Request, Source, Stage
 from aggregator.scheduler.dispatcher import Batch
 from aggregator.scheduler.work_item import Query
 from aggregator.tokenizers.tokenizer import Tokenizer
@@ -339,7 +339,7 @@ class Pipeline:
 
 def _fail_unqueued(requests: Sequence[Request]) -> list[Request]:
     """Fail the requests that did not get into a queue; returns them."""
-    left = [request for request in requests if request.held is None and not request.given_up]
+    left = [request for request in requests if request.held is None and request.stage is not Stage.GIVEN_UP]
     for request in left:
         request.fail(UNQUEUED)
     return left

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from sys import getsizeof
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -139,6 +140,14 @@ class Defaults:
     trusts_tenant: bool = True
 
 
+class Stage(Enum):
+    """How far a request came. Each stage may follow those before it."""
+
+    RECEIVED = auto()
+    ADMITTED = auto()  # it is not refused again for lack of room
+    GIVEN_UP = auto()  # its caller has left
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One request until its last input is complete.
@@ -147,8 +156,8 @@ class Request:
     it is a tuple, which all such requests share until they are complete. `remaining` counts the empty places. Its reply
     goes to `source`, which finds in `origin`, of a kind of its own, whom to reply to.
     From admission until its reply is delivered it occupies `token_count` tokens where `held` says; `queries` are
-    its inputs in the queue, kept only where a caller may go away (gRPC). Once `admitted` it is not refused again for
-    lack of room. `given_up`: its caller has left. `redriven`: it failed before, and an operator wants it tried again.
+    its inputs in the queue, kept only where a caller may go away (gRPC). `redriven`: it failed before, and an operator
+    wants it tried again.
     Times are monotonic seconds; a deadline of `inf` means none. `details`: what only its `kind` knows of it.
     `replay`: it may have been answered before, by `replay_revision` if that is
     known.
@@ -173,8 +182,7 @@ class Request:
     held: Held | None = None
     token_count: int = 0
     queries: Sequence[Query] = ()
-    admitted: bool = False
-    given_up: bool = False
+    stage: Stage = Stage.RECEIVED
     redriven: bool = False
     details: object = None
     replay: bool = False

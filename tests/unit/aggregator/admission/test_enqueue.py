@@ -16,7 +16,7 @@ from aggregator.admission.model_revision import ModelRevision
 from aggregator.admission.quotas import Quotas
 from aggregator.errors import Code
 from aggregator.model_server import Details
-from aggregator.request.request import Failure, Options, Request
+from aggregator.request.request import Failure, Options, Request, Stage
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.work_item import Priority
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -65,7 +65,7 @@ def test_texts_are_counted_and_ids_taken_as_they_are_each_in_its_place() -> None
     assert intake.counting.calls == [["10 11", "12"]]
     assert [(query.index, query.request) for query in one.queries] == [(0, one), (1, one), (2, one)]
     assert [query.item.token_count for query in one.queries if query.item] == [4, 3, 3]
-    assert (one.token_count, one.admitted, intake.admission.total) == (10, True, 10)
+    assert (one.token_count, one.stage, intake.admission.total) == (10, Stage.ADMITTED, 10)
     assert one.held is not None
     assert (one.held.queue, one.held.queued_s) == (intake.queue, NOW_S)
 
@@ -155,7 +155,7 @@ def test_inputs_that_had_their_outcome_are_neither_counted_nor_queued() -> None:
 def test_an_emptied_request_is_completed_and_one_given_up_is_not_told() -> None:
     intake = Intake()
     refused, gone = request("5 " * 40), request("5 " * 40)
-    gone.given_up = True
+    gone.stage = Stage.GIVEN_UP
     assert intake.put(refused, gone, request("10")) == [refused]
     assert intake.queued() == [packed(1, 10, 2)]
 
@@ -165,4 +165,4 @@ def test_a_call_that_finds_no_room_is_refused_and_takes_none() -> None:
     first, second = request("1 1 1 1 1 1"), request("2 2 2 2 2 2")
     assert intake.put(first, second) == [second]
     assert failures(second) == [Code.RESOURCE_EXHAUSTED]
-    assert (intake.admission.total, second.held, second.admitted) == (8, None, False)
+    assert (intake.admission.total, second.held, second.stage) == (8, None, Stage.RECEIVED)

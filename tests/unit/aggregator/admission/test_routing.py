@@ -13,7 +13,7 @@ from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.models import CALLS_WAIT_S, OTHER_TASK_S, REPLAYS_WAIT_S, Canary, Model, ServedTask
 from aggregator.admission.routing import Routed, route_all
 from aggregator.errors import Code
-from aggregator.request.request import Request
+from aggregator.request.request import Request, Stage
 from aggregator.scheduler.work_item import Task
 from aggregator.sources.embedding import Embedding
 from tests.support.fake_source import KAFKA
@@ -77,7 +77,7 @@ def test_what_expires_on_arrival_or_at_this_very_moment_is_counted() -> None:
 def test_who_gave_up_is_neither_routed_nor_told() -> None:
     def check(faked: FakedPipeline) -> None:
         gone = faked.request("1", in_s=-1.0)
-        gone.given_up = True
+        gone.stage = Stage.GIVEN_UP
         routed = route_all([gone], faked.pipeline.models, gone.deadline_s)
         assert (routed.refused, len(routed.groups)) == ([], 0)
 

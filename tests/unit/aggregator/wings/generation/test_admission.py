@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.errors import Code
-from aggregator.request.request import Failure, Request
+from aggregator.request.request import Failure, Request, Stage
 from aggregator.scheduler.dispatcher import DispatchPolicy
 from aggregator.scheduler.replica import ReplicaPolicy, StepReport
 from aggregator.wings.generation.costs import GenerationCosts, Lengths
@@ -157,5 +157,5 @@ def test_a_text_likely_to_be_late_is_refused_and_through_kafka_waits(tmp_path: P
         return asked
 
     assert intake.put(text(inf), text(2.5 * each_s), late := text(2.5 * each_s), text(3.5 * each_s)) == [late]
-    assert (late.code, late.admitted) == (Code.DEADLINE_EXCEEDED, False)
+    assert (late.code, late.stage) == (Code.DEADLINE_EXCEEDED, Stage.RECEIVED)
     assert intake.put(text(0.1 * each_s, KAFKA)) == [], "it may yet come in time, and its topic waits with it"
