@@ -64,7 +64,7 @@ class KafkaAsBroker:
     @asynccontextmanager
     async def opened(self, **changes: Any) -> AsyncGenerator[Source]:
         settings = self._cluster.settings(
-            reply_topic=self._replies, topics=(TopicSettings(name=self._topic, **changes),), session_timeout_s=6.0
+            reply_topic=self._replies, topics=(TopicSettings(name=self._topic, **changes),)
         )
         consumer = self._cluster.consumer(settings, lambda _: None, Metrics(MetricsBuffer()))
         producer = self._cluster.producer(settings)

@@ -210,7 +210,7 @@ async def refused(call: Any, code: grpc.StatusCode) -> grpc.aio.AioRpcError:
     """How a call ends that must end with this code."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
-    assert caught.value.code() is code
+    assert caught.value.code() is code, caught.value.debug_error_string()
     return caught.value
 
 

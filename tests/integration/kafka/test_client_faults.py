@@ -75,7 +75,7 @@ async def test_intake_joins_anew_when_a_task_of_the_client_dies(
 ) -> None:
     topic = await shared.create_topic()
     await produce(shared, records_of(topic, 5))
-    async with reading(shared, shared.settings(topic)) as intake:
+    async with reading(shared, shared.settings(topic, session_timeout_s=6.0)) as intake:
         complete((await intake.take(5))[:3])
         await until_committed(shared, topic, {0: 3})
         taking = asyncio.create_task(intake.take(2, timeout_s=60.0))  # what is not asked for is not missed
@@ -105,7 +105,7 @@ async def test_intake_is_unready_once_commits_go_unanswered_for_a_sessions_time(
     shared: RealCluster,
 ) -> None:
     topic = await shared.create_topic()
-    async with reading(shared, shared.settings(topic)) as intake:
+    async with reading(shared, shared.settings(topic, session_timeout_s=6.0)) as intake:
         await until(lambda: intake.consumer.healthy)
         with patch.object(consumer_of(intake.consumer), "commit", AsyncMock(side_effect=TimeoutError)):
             await until(lambda: not intake.consumer.healthy)

@@ -45,11 +45,10 @@ async def work(member: Reading, seen: dict[tuple[int, int], int]) -> None:
 async def test_a_member_that_was_put_out_commits_nothing_and_comes_back(shared: RealCluster) -> None:
     topic = await shared.create_topic(partitions=2)
     await produce(shared, [each for at in range(2) for each in records_of(topic, 10, partition=at)])
-    settings = shared.settings(topic)
-    async with reading(shared, settings) as zombie:
+    async with reading(shared, shared.settings(topic, session_timeout_s=6.0)) as zombie:
         old = await zombie.take(20)
         with without_heartbeats(coordinator_of(zombie.consumer)):
-            async with reading(shared, settings) as heir:
+            async with reading(shared, shared.settings(topic)) as heir:
                 complete(await heir.take(20))  # the same records: they were never completed
                 await until_committed(shared, topic, {0: 10, 1: 10})
                 complete([in_flight for in_flight in old if in_flight.offset < 5])
