@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from k8s.pod.telemetry import Telemetry
 from modelserver.engines.choice import Alternative, EngineWings, ScoringOf, no_scores
+from modelserver.engines.model_config import VLLMS_ALONE, OwnClasses
 from modelserver.engines.pooling import ReadLayer
 from modelserver.engines.rows import ReadRows
 from modelserver.modes import Mode
@@ -15,6 +16,7 @@ from modelserver.wings.both.mode import Both
 from modelserver.wings.direct.choice import choose_direct
 from modelserver.wings.generation.mode import Generation
 from modelserver.wings.modules.layers import LAYERS as SAVED_LAYERS
+from modelserver.wings.padded.classes import PADDED
 from modelserver.wings.profile import command as profile
 from modelserver.wings.profile.profiler import SaturationProfiler
 from modelserver.wings.scores.scoring import scoring_of
@@ -31,7 +33,11 @@ SCORING: tuple[ScoringOf, ...] = (
     scoring_of,
 )  # fmt: skip
 """How models score; the first counts."""
-ENGINE_WINGS = EngineWings(ALTERNATIVES, LAYERS, next(iter(SCORING), no_scores))
+CLASSES: tuple[OwnClasses, ...] = (
+    PADDED,
+)  # fmt: skip
+"""Classes of models beside vLLM's; the first counts."""
+ENGINE_WINGS = EngineWings(ALTERNATIVES, LAYERS, next(iter(SCORING), no_scores), next(iter(CLASSES), VLLMS_ALONE))
 MODES: tuple[Mode, ...] = (
     Both(),
     Generation(),

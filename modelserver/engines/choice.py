@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from modelserver.engines.engine import CountLaunch, Engine, EngineFacts, Launch, Scoring, StepThreads, Task
+from modelserver.engines.model_config import VLLMS_ALONE, OwnClasses
 from modelserver.engines.pooling import Modules, ReadLayer, read_modules
 from modelserver.engines.rows import rows_of
 from modelserver.engines.synthetic import Poison, SyntheticEngine, synthetic_facts
@@ -61,12 +62,13 @@ class EngineWings:
 
     `alternatives`: engines beside vLLM's own way, by the name that `engine.kind` has for them; `auto` tries the first.
     `layers`: the readers of modules after the pooling, by sentence-transformers' classes. `scoring_of`: how a model
-    scores.
+    scores. `classes`: of models beside vLLM's.
     """
 
     alternatives: Mapping[str, Alternative] = field(default_factory=dict[str, Alternative])
     layers: Mapping[str, ReadLayer] = field(default_factory=dict[str, ReadLayer])
     scoring_of: ScoringOf = no_scores
+    classes: OwnClasses = VLLMS_ALONE
 
 
 def uncounted(_launch: Launch) -> None:
@@ -135,10 +137,11 @@ def _pooling(
 ) -> L:
     """A model of one task that gives one row a query, loaded by vLLM. Raises CannotStart."""
     if task in SCORES:
-        return loaded(load, settings, files, scoring=wings.scoring_of(settings, files, task))
+        scoring = wings.scoring_of(settings, files, task)
+        return loaded(load, settings, files, scoring=scoring, classes=wings.classes)
     if (rows := rows_of(files)) is not None:
-        return loaded(load, settings, files, rows.modules, overrides=rows.overrides)
-    return loaded(load, settings, files, modules_of(settings, files, wings.layers))
+        return loaded(load, settings, files, rows.modules, overrides=rows.overrides, classes=wings.classes)
+    return loaded(load, settings, files, modules_of(settings, files, wings.layers), classes=wings.classes)
 
 
 def loaded(
@@ -149,6 +152,7 @@ def loaded(
     scoring: Scoring | None = None,
     *,
     overrides: Mapping[str, Any] | None = None,
+    classes: OwnClasses = VLLMS_ALONE,
 ) -> L:
     """The model, loaded by vLLM; `overrides`: entries of config.json to replace. Raises CannotStart."""
     from modelserver.engines.core import LoadOptions  # noqa: PLC0415 - loaded by now
@@ -167,6 +171,7 @@ def loaded(
         modules=modules,
         scoring=scoring,
         overrides=overrides or {},
+        classes=classes,
     )
     try:
         return load(options)

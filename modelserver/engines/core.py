@@ -29,13 +29,13 @@ from vllm.v1.request import Request
 
 from modelserver.engines.engine import EngineFacts, IdArray, Matrix, Scoring, Spans, StepThreads, Task
 from modelserver.engines.model_config import (
-    OWN_CLASSES,
+    VLLMS_ALONE,
+    OwnClasses,
     activated,
     capture_sizes,
     hf_overrides,
     known_type,
     refusal,
-    runs_eagerly,
 )
 from modelserver.engines.modules import VectorModules, place_modules
 from modelserver.engines.pooling import Modules, Pooling
@@ -72,6 +72,7 @@ class LoadOptions:
     `gpu_share`: of the GPU's memory.
     `modules`: the modules after the transformer of a model that only embeds; None: as vLLM's class does.
     `scoring`: of a model that ranks or classifies. `overrides`: entries of config.json to replace for vLLM.
+    `classes`: of models beside vLLM's.
     """
 
     model_path: str
@@ -85,6 +86,7 @@ class LoadOptions:
     modules: Modules | None = None
     scoring: Scoring | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    classes: OwnClasses = VLLMS_ALONE
 
 
 class CoreEngine:
@@ -266,15 +268,18 @@ def engine_config(options: LoadOptions) -> VllmConfig:
     config = json.loads(Path(options.model_path, "config.json").read_bytes())
     if not options.options.get("trust_remote_code"):
         _replace_code(config, options.model_path)
-    overrides = {**hf_overrides(config, options.scoring), **options.overrides}
-    for architecture, place in OWN_CLASSES.items():
+    classes, overrides = options.classes, hf_overrides(config, options.scoring)
+    if (served_as := classes.served_as(config)) is not None:
+        overrides["architectures"] = [served_as]
+    overrides |= options.overrides
+    for architecture, place in classes.places.items():
         ModelRegistry.register_model(architecture, place)
     return _engine_config(
         options,
         runner="pooling",
         pooler_config=_pooler_config(options.modules),
         hf_overrides=overrides,
-        enforce_eager=runs_eagerly(overrides) or on_cpu(),
+        enforce_eager=not classes.eager.isdisjoint(overrides.get("architectures", ())) or on_cpu(),
         max_model_len=_max_model_len(options, step_tokens, config),
         max_num_batched_tokens=step_tokens,
         max_num_seqs=math.ceil(step_tokens / _TOKENS_PER_QUERY),

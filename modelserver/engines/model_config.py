@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from modelserver.engines.engine import Activation, Matrix, Scoring
 
-OWN_CLASSES: Mapping[str, str] = {
-    "PaddedEncoder": "modelserver.engines.padded:PaddedEncoder",
-    "PaddedForSequenceClassification": "modelserver.engines.padded:PaddedForSequenceClassification",
-    "HeadlessBert": "modelserver.engines.padded:HeadlessBert",
-}
-"""Registered with vLLM, by architecture."""
-_SERVED_AS: Mapping[str, str] = {
-    # vLLM has neither a class nor a backend for the attention of these: they run as they are in transformers.
-    **dict.fromkeys(("MPNetModel", "MPNetForMaskedLM", "DistilBertModel", "DistilBertForMaskedLM"), "PaddedEncoder"),
-    **dict.fromkeys(("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"), "PaddedEncoder"),
-    # vLLM takes these for models that do not embed.
-    **dict.fromkeys(("BertForMaskedLM", "BertForPreTraining"), "HeadlessBert"),
-}
-_PADDED_CLASSIFIERS = frozenset(
-    f"{name}ForSequenceClassification"
-    for name in ("Albert", "Camembert", "Deberta", "DebertaV2", "DistilBert", "Electra", "Gte", "MPNet", "NomicBert")
-)
-"""Classifiers that vLLM has no class for."""
 _CODE_SERVED_AS: Mapping[str, str] = {"Qwen3BidirectionalModel": "VoyageQwen3BidirectionalEmbedModel"}
 """vLLM's class, by the class in code that was published with a model: its config.json names another architecture."""
-_OTHER_FILES = frozenset({"GteModel", "NomicBertModel"})
-"""vLLM's classes of these names read files of the code that was published with the models, not transformers' own."""
 _ROBERTA = frozenset({"roberta", "xlm-roberta", "camembert"})
 _SMALLEST, _LARGEST = 8, 4096
 """Tokens. Above the largest, a GPU computes longer than its kernels take to launch (estimated: `make bench-gpu`)."""
 
 
-def runs_eagerly(overrides: Mapping[str, Any]) -> bool:
-    """Whether these overrides choose a class that vLLM cannot compile."""
-    return overrides.get("architectures") in (["PaddedEncoder"], ["PaddedForSequenceClassification"])
+@dataclass(frozen=True, slots=True)
+class OwnClasses:
+    """Classes of models beside vLLM's own: none; the wing `padded` has some.
+
+    `places`: module:class by architecture, for vLLM's registry. `served_as`: the architecture that a config.json is
+    computed as; None: as vLLM does. `eager`: the architectures that vLLM cannot compile.
+    """
+
+    places: Mapping[str, str] = field(default_factory=dict[str, str])
+    served_as: Callable[[Mapping[str, Any]], str | None] = lambda _config: None
+    eager: frozenset[str] = frozenset()
+
+
+VLLMS_ALONE = OwnClasses()
+"""No further class."""
 
 
 def known_type(config: Mapping[str, Any]) -> str | None:
@@ -70,15 +63,8 @@ def hf_overrides(config: Mapping[str, Any], scoring: Scoring | None = None) -> d
         }
     code = str((config.get("auto_map") or {}).get("AutoModel", "")).rpartition(".")[2]
     replaced: dict[str, Any] = {}
-    native = "auto_map" not in config and "activation_function" not in config
-    if architecture in _OTHER_FILES and native:
-        replaced["architectures"] = ["PaddedEncoder"]
-    elif code in _CODE_SERVED_AS:
+    if code in _CODE_SERVED_AS:
         replaced["architectures"] = [_CODE_SERVED_AS[code]]
-    elif architecture in _PADDED_CLASSIFIERS and "auto_map" not in config:
-        replaced["architectures"] = ["PaddedForSequenceClassification"]
-    elif architecture in _SERVED_AS and "auto_map" not in config:
-        replaced["architectures"] = [_SERVED_AS[architecture]]
     if config.get("model_type") in _ROBERTA and "position_embedding_type" not in config:
         replaced["position_embedding_type"] = "absolute"  # vLLM reads it; transformers 5 no longer writes it
     return replaced

@@ -63,6 +63,7 @@ def options(path: str, dtype: str = "float32") -> LoadOptions:
         max_input_tokens=None,
         step_tokens=STEP_TOKENS,
         options={"num_gpu_blocks_override": CACHE_BLOCKS},
+        classes=ENGINE_WINGS.classes,
     )
 
 

@@ -1,0 +1,1 @@
+"""Encoders that vLLM has no class for, computed by transformers in rows of one length."""
