@@ -7,7 +7,6 @@ import hashlib
 import logging
 import re
 import struct
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +20,7 @@ from aggregator.settings.aggregator import KafkaSettings
 from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.embedding import EMBEDDING
 from aggregator.sources.kafka.envelope import Envelope, EnvelopeFormat
-from aggregator.sources.kafka.offsets import Header, InFlightRecord
+from aggregator.sources.kafka.offsets import Fetched, Header, InFlightRecord
 from aggregator.sources.wire.message import parse
 from aggregator.sources.wire.values import (
     JSON,
@@ -317,70 +316,3 @@ def _deadline_s(found: Mapping[str, bytes], monotonic_minus_wall_s: float) -> fl
     if expire_s is None:
         raise InvalidRequest("header ce_expirytime is not an RFC 3339 time")
     return expire_s + monotonic_minus_wall_s
-
-
-_TAKEN_BYTES = 256 * 1024  # of records handed on at once: the event loop is free between
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """A record, and when it was fetched, by the monotonic clock and by the wall clock."""
-
-    in_flight: InFlightRecord
-    received_s: float
-    wall_s: float
-
-
-def size_bytes(in_flight: InFlightRecord) -> int:
-    return len(in_flight.value or b"")
-
-
-class LargeRecords:
-    """Large records in their order; those of paused topics wait while others are taken."""
-
-    def __init__(self) -> None:
-        self.paused: frozenset[str] = frozenset()
-        self._waiting: deque[Fetched] = deque()
-        self._closed = False
-        self._changed = asyncio.Event()
-
-    def put(self, records: Sequence[Fetched]) -> None:
-        if records and not self._closed:
-            self._waiting += records
-            self._changed.set()
-
-    async def take(self) -> Sequence[Fetched]:
-        """The next few of topics that are not paused, at least one; none once `close` was called. For one caller."""
-        while not (taken := self._next()) and not self._closed:
-            self._changed.clear()
-            await self._changed.wait()
-        return taken
-
-    def pause(self, topics: frozenset[str]) -> None:
-        self.paused = topics
-        self._changed.set()
-
-    def drop_fenced(self) -> None:
-        """Forget the records of revoked partitions: their new owner processes them."""
-        self._waiting = deque(each for each in self._waiting if not each.in_flight.committed_offset.fenced)
-        self._changed.set()
-
-    def close(self) -> None:
-        """Hand out nothing further: the next consumer processes the records that wait."""
-        self._closed = True
-        self._waiting.clear()
-        self._changed.set()
-
-    def _next(self) -> Sequence[Fetched]:
-        taken: list[Fetched] = []
-        passed: list[Fetched] = []
-        room = _TAKEN_BYTES
-        while self._waiting and (not taken or size_bytes(self._waiting[0].in_flight) <= room):
-            each = self._waiting.popleft()
-            if each.in_flight.committed_offset.topic in self.paused:
-                passed.append(each)
-            else:
-                taken.append(each)
-                room -= size_bytes(each.in_flight)
-        self._waiting.extendleft(reversed(passed))
-        return taken

@@ -1,9 +1,7 @@
-"""What the records of each topic hold of the ledger, and the requests that wait until there is room for their reply."""
+"""The memory that the records of each topic hold of the ledger."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from sys import getsizeof
@@ -114,64 +112,3 @@ class Holdings:
 
 def _place(topic: str) -> str:
     return f"{KAFKA}:{topic}"
-
-
-class WaitingRequests:
-    """Decoded requests, in their order, until their topic has room for them and is not paused."""
-
-    def __init__(self, holdings: Holdings) -> None:
-        self._holdings = holdings
-        self._waiting: deque[Sized] = deque()
-        self._paused: frozenset[str] = frozenset()
-        self._closed = False
-        self._changed = asyncio.Event()
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def admit(self, sized: Sequence[Sized]) -> list[Request]:
-        """The requests that may go on at once; the others wait."""
-        if not sized:
-            return []
-        if self._waiting:
-            self._waiting += sized
-            self._changed.set()
-            return []
-        requests = self._holdings.admit(sized)
-        if len(requests) < len(sized):
-            gone = set(requests)
-            self._waiting += [each for each in sized if each[0] not in gone]
-        return requests
-
-    async def take(self) -> Sequence[Request]:
-        """The next requests that waited, at least one; none once `close` was called. For one caller."""
-        while not (taken := self._next()) and not self._closed:
-            self._changed.clear()
-            await self._changed.wait()
-        return taken
-
-    def change(self, paused: frozenset[str]) -> None:
-        """There may be room now; `paused`: topics whose requests wait on."""
-        self._paused = paused
-        self._changed.set()
-
-    def drop_fenced(self) -> None:
-        """Forget the requests of revoked partitions: their new owner processes them."""
-        self._waiting = deque(each for each in self._waiting if not record_of(each[0]).committed_offset.fenced)
-        self._changed.set()
-
-    def close(self) -> None:
-        """Hand out nothing further: the next consumer processes the requests that wait."""
-        self._closed = True
-        self._waiting.clear()
-        self._changed.set()
-
-    def _next(self) -> list[Request]:
-        live = [each for each in self._waiting if record_of(each[0]).committed_offset.topic not in self._paused]
-        if not live:
-            return []
-        taken = self._holdings.admit(live)
-        if taken:
-            gone = set(taken)
-            self._waiting = deque(each for each in self._waiting if each[0] not in gone)
-        return taken

@@ -96,6 +96,15 @@ class InFlightRecord:
         return self.committed_offset.partition
 
 
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A record, and when it was fetched, by the monotonic clock and by the wall clock."""
+
+    in_flight: InFlightRecord
+    received_s: float
+    wall_s: float
+
+
 OnFenced = Callable[[Sequence[InFlightRecord]], None]
 """Receives the records that were not complete when their partition was revoked: the new owner processes them."""
 

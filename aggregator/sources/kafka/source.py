@@ -19,22 +19,20 @@ from aggregator.sources.embedding import EMBEDDING
 from aggregator.sources.kafka.connection import prepare_topics
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.decode import (
-    Fetched,
-    LargeRecords,
     Refused,
     decode_all,
     decode_large,
     intakes,
     record_of,
     refused_for_room,
-    size_bytes,
 )
 from aggregator.sources.kafka.envelope import EnvelopeFormat
-from aggregator.sources.kafka.holdings import Sized, Sizes, WaitingRequests
-from aggregator.sources.kafka.offsets import InFlightRecord
+from aggregator.sources.kafka.holdings import Sized, Sizes
+from aggregator.sources.kafka.offsets import Fetched, InFlightRecord
 from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.sources.kafka.progress import OpenProgress, ProgressParts
 from aggregator.sources.kafka.replies import DeadLetters, Outcomes
+from aggregator.sources.kafka.waiting import LargeRecords, WaitingRequests, size_bytes
 from aggregator.sources.wire.values import LARGE_BYTES
 
 _CLOCKS_AGREE_S = 5.0  # with NTP clocks differ by milliseconds; a record further in the future is by a wrong clock
@@ -266,7 +264,7 @@ class KafkaSource(Source):
         stopped = self._stopped | self._dead_letters.full
         if stopped != self._large.paused:
             self._large.pause(stopped)
-        self._waiting.change(stopped)
+        self._waiting.pause(stopped)
         holds = self._consumer.holdings.full()
         if stopped != self._paused or holds != self._held:
             self._paused, self._held = stopped, holds

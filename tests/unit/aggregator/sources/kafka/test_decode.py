@@ -20,7 +20,6 @@ from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka import decode as kafka_decode
 from aggregator.sources.kafka.answered import EXPIRED, Answer, Answered, Span
 from aggregator.sources.kafka.decode import (
-    Fetched,
     Refused,
     TopicIntake,
     decode_all,
@@ -30,7 +29,7 @@ from aggregator.sources.kafka.decode import (
     origin_of,
     record_of,
 )
-from aggregator.sources.kafka.offsets import Header, InFlightRecord
+from aggregator.sources.kafka.offsets import Fetched, Header, InFlightRecord
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest
 from tests.support.fake_source import KAFKA

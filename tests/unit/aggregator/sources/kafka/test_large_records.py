@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aggregator.sources.kafka.decode import Fetched, LargeRecords, size_bytes
+from aggregator.sources.kafka.offsets import Fetched
+from aggregator.sources.kafka.waiting import LargeRecords, size_bytes
 from tests.support.records import in_flight_of
 
 MIB = 1024 * 1024
