@@ -8,6 +8,7 @@ import re
 import pytest
 from aiokafka import TopicPartition
 
+from aggregator.scheduler.work_item import Task
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -56,6 +57,13 @@ async def test_a_record_takes_the_way_listed_until_its_offset_is_committed() -> 
     assert over.kafka.records("out")
     assert over.kafka.committed == {TopicPartition("in", 0): 1}
     assert found == set(files) - ELSEWHERE
+
+
+@pytest.mark.parametrize("task", Task)
+def test_a_task_is_named_in_one_file_and_asked_for_elsewhere(task: Task) -> None:
+    named = re.compile(rf"\bTask\.{task.name}\b")
+    files = [file for file in (ROOT / "aggregator").rglob("*.py") if named.search(file.read_text(encoding="utf-8"))]
+    assert len(files) == 1
 
 
 def test_names_of_tests_are_under_70_characters() -> None:

@@ -28,7 +28,7 @@ _CHARACTERS_PER_TOKEN = 3
 class TokenVectors(Kind):
     """A row of each token of every text."""
 
-    task: ClassVar[Task] = Task.TOKENS
+    task: ClassVar[Task] = Rules.task
     name: ClassVar[str] = "token_vectors"
     served: ClassVar[tuple[str, ...]] = ("multi_vector", "sparse")
     message: ClassVar[str] = "an EmbedRequest"
