@@ -108,34 +108,17 @@ def unwritable(topic: str, reason: str, *further: Header) -> Case:
 CASES = {
     "protobuf that is none": unreadable(raw(b"\xff\xff\xff"), "not an EmbedRequest in protobuf"),
     "JSON that is none": unreadable(raw(b'{"inputs": [', content=JSON), "not JSON"),
-    "JSON of something else": unreadable(as_json(question=1), "not an EmbedRequest in JSON", "INVALID_ARGUMENT"),
-    "JSON with half a character": unreadable(
-        raw(b'{"\\ud800": 1}', content=JSON), "no field like number 1", "INVALID_ARGUMENT"
-    ),
-    "JSON with a text for a list": unreadable(
-        as_json(inputs=TEXT_OF_A_QUERY), "inputs is not a list", "INVALID_ARGUMENT"
-    ),
     "JSON with a text for an input": unreadable(
         as_json(inputs=[{"text": "fine"}, TEXT_OF_A_QUERY]), "inputs[1]", "INVALID_ARGUMENT"
     ),
-    "JSON with a text for a number": unreadable(as_json(dimensions=TEXT_OF_A_QUERY), "dimensions", "INVALID_ARGUMENT"),
     "unknown content type": unreadable(
         raw(b"<a/>", content=("content-type", b"text/xml")), "use application/x-protobuf"
     ),
     "malformed expiry": refused(fine(("ce_expirytime", b"tomorrow")), "RFC 3339"),
-    "no input": refused(inputs(), "at least one is needed"),
-    "empty text": refused(inputs(pb.Input(text="")), "empty"),
     "foreign token id": refused(inputs(pb.Input(token_ids=pb.TokenIds(ids=[30522]))), "vocabulary"),
-    "too many inputs": refused(inputs(*[pb.Input(text="x")] * 2049), "at most 2048 are taken"),
     "too many empty inputs": unreadable(inputs(*[pb.Input()] * 400_000), "at most 2048 are taken", "INVALID_ARGUMENT"),
     "too long": refused(inputs(pb.Input(text=LONG)), "302 tokens", "OUT_OF_RANGE"),
     "unknown model": refused(asking(model="nobody"), "'nobody' is not configured", "NOT_FOUND"),
-    "unknown revision": refused(asking(model_revision="r9"), "revision 'r9'", "NOT_FOUND"),
-    "unknown encoding": refused(asking(encoding=99), "encoding 99"),
-    "unknown option in JSON": unreadable(
-        as_json(inputs=[{"text": "fine"}], encoding="ENCODING_FLOAT128"), "use one of ENCODING_", "INVALID_ARGUMENT"
-    ),
-    "dimensions that the model lacks": refused(asking(dimensions=128), "gives 384"),
     "expired by its header": refused(
         fine(("ce_expirytime", PAST.encode())), "before the request arrived", "DEADLINE_EXCEEDED"
     ),

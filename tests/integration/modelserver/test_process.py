@@ -32,8 +32,6 @@ from tests.support.model_server_process import (
     synthetic,
 )
 
-POISON = 2054
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
@@ -86,42 +84,6 @@ def test_on_sigterm_it_answers_what_it_accepted_refuses_more_exits_with_0() -> N
             assert code_of(refused.value) is grpc.StatusCode.UNAVAILABLE
             assert all(len(call.result().embeddings) == 384 * 4 for call in accepted)
             assert stopping.result() == 0
-
-
-def test_poison_merged_with_innocents_fails_alone() -> None:
-    with serving(**synthetic(SYNTHETIC__FIXED_S="0.5", SYNTHETIC__POISON_TOKEN_ID=str(POISON))) as server:
-        running = server.send([[1]], isolate=True)
-        calls = [server.send([[101, word, 102], [5]]) for word in (7, POISON, 9)]
-        assert running.result().step_tokens == 1
-        assert calls[1].exception() is not None
-        assert code_of(calls[1].exception()) is grpc.StatusCode.INTERNAL
-        for call in (calls[0], calls[2]):
-            assert call.result().step_tokens == 4, "rerun apart"
-        assert server.embed([[1]]).faults == []
-
-
-def test_above_its_bound_it_refuses_and_later_takes_again() -> None:
-    with serving(**synthetic(SYNTHETIC__FIXED_S="1", ENGINE__STEP_TOKENS="64")) as server:
-        calls = [server.send([[word] * 64]) for word in range(12)]
-        codes = [call.code() for call in calls]
-        answered = codes.count(grpc.StatusCode.OK)
-        assert codes[0] is grpc.StatusCode.OK
-        assert answered in (8, 9), "eight full steps wait, and the first runs if its step began before they came"
-        assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 12 - answered
-        assert server.embed([[1]]).message.queued_tokens == 0
-
-
-def test_a_batch_whose_deadline_passes_while_it_waits_never_runs() -> None:
-    with serving(**synthetic(SYNTHETIC__FIXED_S="1.5")) as server:
-        running, waiting = (server.send([[word]], isolate=True) for word in (1, 4))
-        server.until_queued(1)
-        with pytest.raises(grpc.RpcError) as late:
-            server.stub.EmbedBatch(server.request([[2]]), timeout=0.2)
-        assert code_of(late.value) is grpc.StatusCode.DEADLINE_EXCEEDED
-        running.result()
-        waiting.result()
-        server.embed([[3]])
-        server.until_steps(3)
 
 
 def test_check_says_what_is_served_and_the_command_line_has_the_last_word() -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from threading import Event, Thread
 
+import grpc
 import numpy as np
 import pytest
 
@@ -72,8 +73,9 @@ def test_above_the_bound_a_batch_is_refused_unless_nothing_waits(queue: StepQueu
     queue.put(queued(1000))
     assert len(taken(queue)) == 1
     put(queue, queued(100), queued(50))
-    with pytest.raises(QueueFull, match="150 tokens wait already"):
+    with pytest.raises(QueueFull, match="150 tokens wait already") as refused:
         queue.put(queued(1))
+    assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert queue.queued_tokens == 150
 
 
