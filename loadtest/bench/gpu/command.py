@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -67,42 +68,68 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit code: 0, 1 if an engine could not be measured, 2 if nothing could be decided."""
+    """The exit code: 0, 1 if an engine could not be measured, 2 if a part could not; the others' figures are kept."""
     if not options.dry and not gpu_present():
         return fail(options.prog, StackError("no NVIDIA GPU here; --dry goes through everything with tiny models"))
     began_s = time.monotonic()
     until_s = began_s + 60.0 * options.minutes
     folder: Path = options.data_dir
-    parts: Sequence[str] = options.parts
     plan = Plan(folder, 50_000, 1, 2048)
+    matrix, last, servers, aggregators, batches = _MATRIX[:_FIRST], _MATRIX[_FIRST:], _SERVERS, _AGGREGATORS, _BATCHES
     if options.dry:
         plan = Plan(folder, _DRY_QUERIES, 1, 2048, turn_share=0.01)
+        matrix, last, servers, aggregators, batches = _DRY_MATRIX, (), _DRY_COUNTS, _DRY_COUNTS, _DRY_BATCHES
+    engines: list[Engine] = []
+    runs: list[front.Run] = []
+
+    def measure(some: Sequence[tuple[str, Sequence[str]]]) -> list[Figure]:
+        found = measured_engines(some, folder, until_s)
+        engines.extend(found)
+        return [figure for engine in found for figure in _figures(engine)]
+
+    def measure_front() -> list[Figure]:
+        with _dry_servers() if options.dry else nullcontext():
+            runs.extend(front.measure(plan, servers, aggregators, until_s))
+        return list(front.figures(runs))
+
+    def measure_stack() -> list[Figure]:
+        with _dry_servers() if options.dry else nullcontext():
+            return stack.measure(plan, batches)
+
+    parts = (partial(measure, matrix), measure_front, measure_stack, partial(measure, last))
+    chosen = {name: part for name, part in zip(_PARTS, parts, strict=True) if name in options.parts}
+    results: Path = options.results or (folder / "results.csv" if options.dry else RESULTS)
     try:
         with only_one(folder):
-            first = _DRY_MATRIX if options.dry else _MATRIX[:_FIRST]
-            engines = measured_engines(first, folder, until_s) if "graphs" in parts else []
-            runs: list[front.Run] = []
-            figures: list[Figure] = []
-            with _dry_servers() if options.dry else nullcontext():
-                if "front" in parts:
-                    servers, aggregators = (_DRY_COUNTS, _DRY_COUNTS) if options.dry else (_SERVERS, _AGGREGATORS)
-                    runs = front.measure(plan, servers, aggregators, until_s)
-                if "stack" in parts:
-                    figures = stack.measure(plan, _DRY_BATCHES if options.dry else _BATCHES)
-            if "core" in parts and not options.dry:
-                engines += measured_engines(_MATRIX[_FIRST:], folder, until_s)
-    except (StackError, OSError, TimeoutError) as error:
+            figures, failed = kept(chosen, results, options.prog)
+    except (StackError, OSError) as error:
         return fail(options.prog, error)
-    figures += front.figures(runs)
-    figures += [figure for engine in engines for figure in _figures(engine)]
-    append(figures, options.results or (folder / "results.csv" if options.dry else RESULTS))
     OUTPUT.print(engines_table(engines))
     OUTPUT.print(front.table(runs))
     OUTPUT.print(table([figure for figure in figures if figure.bench not in (_ENGINES, front.BENCH)]))
     for number, sentence in enumerate(verdicts(engines, figures), 1):
         OUTPUT.print(f"{number}. {sentence}", highlight=False)
     OUTPUT.print(f"{(time.monotonic() - began_s) / 60:.1f} minutes; logs are in {folder}")
-    return LOST if any(engine.error for engine in engines) else 0
+    return failed or (LOST if any(engine.error for engine in engines) else 0)
+
+
+def kept(parts: Mapping[str, Callable[[], list[Figure]]], results: Path, prog: str) -> tuple[list[Figure], int]:
+    """The figures of all parts, each appended as soon as it is measured; a part that fails leaves those of the others.
+
+    And the exit code: 0, or that of a failure.
+    """
+    figures: list[Figure] = []
+    code = 0
+    for name, part in parts.items():
+        try:
+            found = part()
+        except (StackError, OSError, TimeoutError) as error:
+            ERRORS.print(f"==> {name} was not measured:")
+            code = fail(prog, error)
+            continue
+        append(found, results)
+        figures += found
+    return figures, code
 
 
 def measured_engines(matrix: Sequence[tuple[str, Sequence[str]]], folder: Path, until_s: float) -> list[Engine]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from loadtest.bench.callers import Callers, Load, Turn
+from loadtest.bench.figures import Figure
+from loadtest.bench.gpu.command import kept
 from loadtest.bench.gpu.engines import Engine
 from loadtest.bench.gpu.front import Run, Shape, figures, shapes, table
 from loadtest.bench.gpu.verdicts import equal_sums, full_graphs
@@ -16,6 +19,7 @@ from loadtest.bench.processor import Used
 from loadtest.bench.sides import usual
 from loadtest.bench.turns import Medians
 from loadtest.screen import wide
+from loadtest.stack.errors import StackError
 
 SHAPE = Shape("graphs", 2, 4, 8, 1024)
 TURN = Turn(
@@ -110,6 +114,18 @@ def test_each_step_adds_aggregators_or_servers_with_and_without_graphs() -> None
         assert {(each.servers, each.aggregators) for each in own} == {(1, 1), (1, 2), (2, 2)}
         assert {each.door for each in own if each.callers == 1} == {"grpc", "http"}
     assert all(each.callers == 1 or each.processes == 2 * each.aggregators for each in found)
+
+
+def test_a_part_that_fails_leaves_the_figures_of_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> list[Figure]:
+        raise StackError("no Java")
+
+    graphs, core = (Figure("gpu", name, 1.0, "ms", 1) for name in ("graphs", "core"))
+    parts = {"graphs": lambda: [graphs], "stack": fails, "core": lambda: [core]}
+    assert kept(parts, tmp_path / "results.csv", "bench-gpu") == ([graphs, core], 2)
+    assert len((tmp_path / "results.csv").read_text(encoding="utf-8").splitlines()) == 3
+    assert "no Java" in capsys.readouterr().err
+    assert kept({"core": lambda: [core]}, tmp_path / "results.csv", "bench-gpu") == ([core], 0)
 
 
 def test_steps_of_equal_sums_are_compared() -> None:
