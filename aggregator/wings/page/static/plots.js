@@ -45,7 +45,8 @@ function newPlot(id, values, options, data) {
     new ResizeObserver(() => { if (place.clientWidth) plots.get(id).plot?.setSize({ width: place.clientWidth, height: 190 }); }).observe(place);
   }
   const shown = plots.get(id), size = { width: Math.max(200, shown.place.clientWidth), height: 190 };
-  shown.plot = new uPlot({ ...size, cursor: { drag: { x: false, y: false } }, ...options }, data, shown.place);
+  const hooks = { ready: [(plot) => showLatest(plot, data[0].length - 1)] };  // which is after the page's first look at it
+  shown.plot = new uPlot({ ...size, cursor: { drag: { x: false, y: false } }, hooks, ...options }, data, shown.place);
 }
 function showLatest(plot, place) {  // in the legend, unless the mouse is over the plot
   if (!(plot.cursor.left >= 0)) plot.setLegend({ idx: place });

@@ -89,6 +89,8 @@ def test_a_page_that_hears_nothing_yet_shows_data(stack: Stack, browser: Browser
         assert browser.run("return find('lanes').children.length") == 3
         assert browser.run("return find('number-rate').textContent") != "–"
         assert browser.run("return find('scaling').rows.length") == 3
+        values = "[...document.querySelectorAll('#queued .u-value')].map((value) => value.textContent)"
+        browser.until(f"return {values}.length === 4 && {values}.every((value) => /\\d/.test(value))")
     finally:
         browser.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
