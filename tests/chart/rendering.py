@@ -80,8 +80,14 @@ def _text(version: int, case: str, arguments: Sequence[str], chart: Path) -> str
 
 def render(case: str, *arguments: str, version: int = 4, chart: Path = CHART) -> list[Object]:
     """Every object of a case, in the order of kind and name."""
-    objects = [each for each in yaml.safe_load_all(_text(version, case, arguments, chart)) if each]
-    return sorted(objects, key=lambda each: (each["kind"], each["metadata"]["name"]))
+    return sorted(
+        objects_of(_text(version, case, arguments, chart)), key=lambda each: (each["kind"], each["metadata"]["name"])
+    )
+
+
+def objects_of(text: str) -> list[Object]:
+    """The objects of rendered text, by libyaml, which reads ten times as fast as Python's own."""
+    return [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
 
 
 def find(objects: Sequence[Object], kind: str, name: str) -> Object:

@@ -19,7 +19,7 @@ from aiokafka.conn import collect_hosts
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.chart.rendering import CHART, Object, find, kubectl, render, run, template
+from tests.chart.rendering import CHART, Object, find, kubectl, objects_of, render, run, template
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 NAMES = ("1234", "n", "y", "on", "no", "null", "true", "1e3", "0x1f", "0b1", "1-2", "2024-01-01", "12e-3", "t")
@@ -107,7 +107,7 @@ def decoded(text: str, folder: Path) -> list[Object]:
     (folder / "kustomization.yaml").write_text("resources: [all.yaml]", encoding="utf-8")
     built = subprocess.run([kubectl(), "kustomize", folder], check=False, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-    objects = [each for each in yaml.safe_load_all(built.stdout) if each]
+    objects = objects_of(built.stdout)
     kinds = ("v1", "apps/v1", "autoscaling/v2", "policy/v1", "networking.k8s.io/v1", "rbac.authorization.k8s.io/v1")
     documents = [
         each for each in text.split("\n---\n") if any(f"\napiVersion: {kind}\n" in f"\n{each}" for kind in kinds)
@@ -192,7 +192,7 @@ def test_a_parent_chart_turns_it_on_and_off(version: int, enabled: str, count: i
     values = f"tokenbatch.enabled={enabled},tokenbatch.kafka.bootstrapServers=k:9092"
     done = run(version, "template", "t", str(tmp_path), "--set", values)
     assert done.returncode == 0, done.stderr
-    assert len([each for each in yaml.safe_load_all(done.stdout) if each]) >= count
+    assert len(objects_of(done.stdout)) >= count
     assert ("kind: Deployment" in done.stdout) == bool(count)
 
 

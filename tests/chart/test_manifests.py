@@ -10,19 +10,15 @@ import pytest
 import yaml
 
 from tests.chart.custom_resources import validate
-from tests.chart.rendering import CHART, ROOT, Object, render, run
+from tests.chart.rendering import CHART, ROOT, objects_of, render, run
 from tests.chart.test_pods import violations
 
 DEV = ROOT / "k8s/dev"
 
 
-def objects(text: str) -> list[Object]:
-    return [each for each in yaml.safe_load_all(text) if each]
-
-
 @pytest.mark.parametrize("name", ["kafka.yaml", "namespace.yaml"])
 def test_the_development_manifests_are_strictly_valid(name: str) -> None:
-    for each in objects((DEV / name).read_text(encoding="utf-8")):
+    for each in objects_of((DEV / name).read_text(encoding="utf-8")):
         kubernetes_validate.validate(each, "1.37", strict=True)
 
 
@@ -32,20 +28,24 @@ def test_the_chart_takes_the_values_that_it_brings(file: Path) -> None:
     done = run(4, "lint", "--strict", str(CHART), *values)
     assert done.returncode == 0, done.stdout
     rendered = run(4, "template", "t", str(CHART), *values)
-    objects_of = {each["metadata"]["name"]: each for each in objects(rendered.stdout) if each["kind"] == "Deployment"}
-    (container,) = objects_of["t-tokenbatch-all-minilm-l6-v2"]["spec"]["template"]["spec"]["containers"]
+    deployments = {
+        each["metadata"]["name"]: each for each in objects_of(rendered.stdout) if each["kind"] == "Deployment"
+    }
+    (container,) = deployments["t-tokenbatch-all-minilm-l6-v2"]["spec"]["template"]["spec"]["containers"]
     on_cpu = file.stem in {"values-cpu", "values-kind"}
     assert container["image"].endswith("-cpu") is on_cpu
     assert ("nvidia.com/gpu" in container["resources"]["limits"]) is not on_cpu
 
 
 def test_the_development_broker_is_let_into_the_restricted_namespace() -> None:
-    (deployment,) = (each for each in objects((DEV / "kafka.yaml").read_text("utf-8")) if each["kind"] == "Deployment")
+    (deployment,) = (
+        each for each in objects_of((DEV / "kafka.yaml").read_text("utf-8")) if each["kind"] == "Deployment"
+    )
     assert violations(deployment["spec"]["template"]["spec"]) == []
 
 
 def test_the_keda_example_asks_as_the_chart_does() -> None:
-    (example,) = objects((ROOT / "k8s/examples/keda-scaledobject.yaml").read_text(encoding="utf-8"))
+    (example,) = objects_of((ROOT / "k8s/examples/keda-scaledobject.yaml").read_text(encoding="utf-8"))
     validate(example)
     (rendered,) = (
         each
@@ -63,7 +63,7 @@ def test_the_keda_example_asks_as_the_chart_does() -> None:
 
 def test_the_keda_example_has_all_that_it_needs_and_the_values_it_names() -> None:
     text = (ROOT / "k8s/examples/keda-scaledobject.yaml").read_text(encoding="utf-8")
-    (example,) = objects(text)
+    (example,) = objects_of(text)
     named = yaml.safe_load("\n".join(line.removeprefix("#     ") for line in text.splitlines() if "#     " in line))
     settings = ("--set-json", ",".join(f"{name}={json.dumps(value)}" for name, value in named.items()))
     rendered = render("default", *settings, "--set", "fullnameOverride=tokenbatch")

@@ -7,10 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-import yaml
 
 from tests.chart.in_cluster import upgrade
-from tests.chart.rendering import Object, find
+from tests.chart.rendering import Object, find, objects_of
 
 DEPLOYMENTS = ("t-tokenbatch-aggregator", "t-tokenbatch-all-minilm-l6-v2")
 NONE = "autoscaling.mode=none"
@@ -23,7 +22,7 @@ async def rendered(
     """The manifest of an upgrade where these Deployments are there."""
     done = await upgrade(folder, helm, "default", values, deployments(replicas, annotations))
     assert done.returncode == 0, done.stderr
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
+    return objects_of(done.stdout)
 
 
 def deployments(replicas: dict[str, int], annotations: Mapping[str, str] = MappingProxyType({})) -> dict[str, Object]:
