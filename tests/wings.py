@@ -6,40 +6,31 @@ A wing that imports another goes with it.
 In pages the links to its files become plain text.
 `loadtest/` stands above both and may simulate a wing: its files that cannot do without one go with it, and their tests.
 The quick form checks that every file parses, that nothing undefined or missing is named, that the layers hold and
-that every module imports; `--whole` runs mypy and the unit tests too. `--write` puts prices into docs/architecture.md.
+that every module imports; `--whole` runs mypy too, and the unit tests that the removal may touch (tests/standing.py).
+`--write` puts prices into docs/architecture.md.
 """
 
 import argparse
 import ast
-import os
+import filecmp
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
+
+from tests.standing import PRODUCT, YARD, Copy, missing, sources
 
 ROOT = Path(__file__).parents[1]
 PAGE = Path("docs/architecture.md")
 BEGIN, END = "<!-- prices: python -m tests.wings --write -->", "<!-- end of prices -->"
 PROCESSES = ("aggregator", "modelserver")
-PRODUCT = ("aggregator", "modelserver", "k8s", "protos", "helm")
-YARD = "loadtest"
 _CONTRACTS = Path("pyproject.toml")
 _METRIC = re.compile(r"\bInstrument\(|\.(?:counter|histogram)\(")
 _SETTING = re.compile(r"^    \w+: .*= ?(?:Field\(|\w+\()", re.MULTILINE)
-_IMPORT_EACH = """
-import importlib, pathlib, sys
-sys.path.insert(0, "")
-for folder in {folders}:
-    for file in sorted(pathlib.Path(folder).rglob("*.py")):
-        name = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
-        if not name.endswith("__main__"):
-            importlib.import_module(name)
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,40 +152,27 @@ def _is_element(line: str) -> bool:
     return False
 
 
-def sources(root: Path, folders: Sequence[str]) -> Iterator[Path]:
-    """The Python files of folders that git knows, generated code left out, relative to `root`."""
-    listed = subprocess.run(
-        ("git", "ls-files", "-co", "--exclude-standard", "--", *folders),
-        cwd=root,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.split()
-    for name in sorted(set(listed)):
-        if name.endswith(".py") and "_pb2" not in name and (root / name).is_file():
-            yield Path(name)
+def without(gone_wings: Sequence[Wing], copy: Path) -> set[Path]:
+    """Make `copy` the tree less these wings; the files that are gone or changed there.
 
-
-def without(gone_wings: Sequence[Wing], copy: Path) -> None:
-    """Copy the tree to `copy`, less these wings."""
+    It may hold the tree without others, of which little is copied then.
+    """
     listed = subprocess.run(
         ("git", "ls-files", "-co", "--exclude-standard", "-z"), cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.split("\0")
     gone = {folder for wing in gone_wings for folder in (wing.folder, *wing.tests(ROOT))}
     lines = [line for wing in gone_wings for line in wing.registry]
-    for name in map(Path, filter(None, listed)):
-        if (ROOT / name).is_file() and not gone & {name, *name.parents}:
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy / name)
+    files = {Path(name) for name in listed if (ROOT / name).is_file()}
+    for file in files:
+        if not gone & {file, *file.parents}:
+            _copy_if_changed(ROOT / file, copy / file)
+    for folder in gone:
+        shutil.rmtree(copy / folder, ignore_errors=True)  # of the wing before
     for file in {file for file, _ in lines if not gone & {*file.parents}}:  # of the product and of tests
         removed = {number for at, number in lines if at == file}
         kept = (ROOT / file).read_text(encoding="utf-8").splitlines(keepends=True)
         (copy / file).write_text("".join(line for number, line in enumerate(kept, 1) if number not in removed))
-    for page in copy.rglob("*.md"):
-        text = page.read_text(encoding="utf-8")
-        for wing in gone_wings:
-            text = _unlinked(text, wing.folder)
-        page.write_text(text, encoding="utf-8")
+    _unlink_pages(gone_wings, copy)
     subprocess.run(("git", "init", "--quiet"), cwd=copy, check=True)  # the files of the copy are listed by git too
     for file in {file for file, _ in lines if _is_of_another_wing(file, gone)}:
         (copy / file).unlink(missing_ok=True)
@@ -203,6 +181,25 @@ def without(gone_wings: Sequence[Wing], copy: Path) -> None:
             (copy / file).unlink()
             _unlist(".".join(file.with_suffix("").parts), copy)
             _drop_ignored_imports(copy / _CONTRACTS, ".".join(file.with_suffix("").parts))
+    return {file for file in files if not (copy / file).is_file() or not filecmp.cmp(ROOT / file, copy / file)}
+
+
+def _unlink_pages(gone_wings: Sequence[Wing], copy: Path) -> None:
+    for page in copy.rglob("*.md"):
+        text = whole = page.read_text(encoding="utf-8")
+        for wing in gone_wings:
+            text = _unlinked(text, wing.folder)
+        if text != whole:
+            page.write_text(text, encoding="utf-8")
+
+
+def _copy_if_changed(file: Path, to: Path) -> None:
+    """Copy a file with its time, by which bytecode and types of it go on to hold."""
+    about = file.stat()
+    if to.is_file() and (to.stat().st_mtime_ns, to.stat().st_size) == (about.st_mtime_ns, about.st_size):
+        return
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(file, to)
 
 
 def _is_of_another_wing(file: Path, gone: Collection[Path]) -> bool:
@@ -215,7 +212,8 @@ def _unlist(module: str, root: Path) -> None:
     for file in sources(root, (YARD,)):
         lines = (root / file).read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if f'"{module}"' not in line or not _is_element(line.strip())]
-        (root / file).write_text("".join(kept), encoding="utf-8")
+        if kept != lines:
+            (root / file).write_text("".join(kept), encoding="utf-8")
 
 
 def _drop_ignored_imports(contracts: Path, module: str) -> None:
@@ -227,77 +225,6 @@ def _drop_ignored_imports(contracts: Path, module: str) -> None:
 def _unlinked(text: str, folder: Path) -> str:
     """A page whose links to a wing's files are plain text."""
     return re.sub(rf"\[([^\]]*)\]\((?:\.\./)*{folder}/[^)]*\)", r"\1", text)
-
-
-def quick(wing: Wing, copy: Path) -> Iterator[str]:
-    """What does not stand without a wing, in words."""
-    yield from _fails(copy, sys.executable, "-m", "ruff", "check", "--quiet", "--select", "F", "--ignore", "F401", ".")
-    yield from (what for _, what in missing(copy))
-    yield from _fails(copy, f"{sys.prefix}/bin/lint-imports", "--no-cache")
-    folders = (
-        [f"{process}" for process in ("aggregator", "k8s", "protos")] if wing.folder.parts[0] == "aggregator" else []
-    )
-    if folders:
-        yield from _fails(copy, sys.executable, "-c", _IMPORT_EACH.format(folders=folders))
-    else:
-        yield from _fails(copy, sys.executable, "-c", "import modelserver.__main__, modelserver.app")
-
-
-def whole(wing: Wing, copy: Path) -> Iterator[str]:
-    """The quick form, types, and the unit tests of the rest."""
-    yield from quick(wing, copy)
-    yield from _fails(copy, sys.executable, "-m", "mypy", "--no-incremental")
-    yield from _fails(copy, sys.executable, "-m", "pytest", "-q", "-n", "2", "-m", "not privileged", "tests/unit")
-
-
-def _fails(copy: Path, *command: str) -> Iterator[str]:
-    environment = {**os.environ, "PYTHONPATH": str(copy)}
-    ended = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        yield f"{' '.join(command[1:4])}: {(ended.stdout + ended.stderr).strip()[-2000:]}"
-
-
-def missing(root: Path) -> Iterator[tuple[Path, str]]:
-    """The files that import of the project's own modules what is not there, and the import in words."""
-    for file in sorted(sources(root, sorted({*PRODUCT, YARD, "tests"}))):
-        for line, module, names in _own_imports((root / file).read_text(encoding="utf-8")):
-            at = root.joinpath(*module.split("."))
-            own = at.with_suffix(".py") if at.with_suffix(".py").is_file() else at / "__init__.py"
-            if not own.is_file() and not at.is_dir():
-                yield file, f"{file}:{line}: {module} is gone"
-                continue
-            defined = _defined(own.read_text(encoding="utf-8")) if own.is_file() else frozenset[str]()
-            for name in names:
-                inside = at / name
-                if name not in defined and not inside.with_suffix(".py").is_file() and not inside.is_dir():
-                    yield file, f"{file}:{line}: {module}.{name} is gone"
-
-
-@cache
-def _own_imports(text: str) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
-    """What a file imports of the project's own modules, generated ones left out: line, module, names."""
-    return tuple(
-        (node.lineno, node.module, tuple(alias.name for alias in node.names))
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.ImportFrom) and node.module and "_pb2" not in node.module
-        if node.module.split(".")[0] in {*PRODUCT, YARD, "tests"}
-    )
-
-
-@cache
-def _defined(text: str) -> frozenset[str]:
-    """The names that a module binds, at any depth of its conditions."""
-    return frozenset(_bound(ast.parse(text)))
-
-
-def _bound(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            yield from (alias.asname or alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
 
 
 def price(wing: Wing) -> str:
@@ -344,16 +271,16 @@ def main() -> int:
         before, _, rest = (ROOT / PAGE).read_text(encoding="utf-8").partition(BEGIN)
         (ROOT / PAGE).write_text(f"{before}{BEGIN}\n{table(found)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
     print(table(found))
-    check: Callable[[Wing, Path], Iterator[str]] = whole if options.whole else quick
     failures = 0
-    for wing in found:
-        if options.wing and wing.name not in options.wing:
-            continue
-        with tempfile.TemporaryDirectory(prefix=f"without-{wing.name}-") as folder:
-            without([wing, *(other for other in found if other.folder in wing.above)], Path(folder))
-            problems = list(check(wing, Path(folder)))
-        failures += bool(problems)
-        print(f"without {wing.module}: {'stands' if not problems else 'FALLS'}", *problems, sep="\n    ", flush=True)
+    with tempfile.TemporaryDirectory(prefix="without-a-wing-") as folder:
+        copy = Copy(Path(folder))
+        for wing in found:
+            if options.wing and wing.name not in options.wing:
+                continue
+            changed = without([wing, *(other for other in found if other.folder in wing.above)], copy.root)
+            problems = [*copy.quick(wing.folder.parts[0]), *(copy.whole(changed) if options.whole else ())]
+            failures += bool(problems)
+            print(f"without {wing.module}: {'FALLS' if problems else 'stands'}", *problems, sep="\n    ", flush=True)
     print(f"{len(found) - failures} passed, {failures} failed, 0 skipped" if not options.wing else "")
     return 1 if failures else 0
 

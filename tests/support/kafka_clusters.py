@@ -197,6 +197,15 @@ class Reading:
             return
         raise AssertionError(f"{len(in_flight_records)} records came instead of none")
 
+    @asynccontextmanager
+    async def going_on(self) -> AsyncGenerator[None]:
+        """Read on meanwhile, where no record is to come: however long what is awaited takes."""
+        fetching = asyncio.create_task(self.consumer.fetch())
+        yield
+        assert not fetching.done(), fetching
+        fetching.cancel()
+        await asyncio.wait([fetching])
+
 
 def complete(in_flight_records: Sequence[InFlightRecord]) -> None:
     for in_flight in in_flight_records:

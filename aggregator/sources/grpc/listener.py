@@ -25,6 +25,8 @@ _IDLE_MS = 60_000
 """gRPC closes connections above the bound as they come, and cannot close an idle one instead: idle ones end soon."""
 _LOOKAHEAD_BYTES = 16 * 1024
 """Bytes of each message that gRPC receives before the message is read."""
+_UNTAKEN_S = 3600
+"""A call waits to be taken up as long as its caller lets it."""
 _PLACES = 16
 """Messages that gRPC receives at a time, which nobody can count before they are whole: 64 MiB of the largest."""
 
@@ -100,6 +102,8 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.max_connection_age_ms", int(limits.connection_age_s * 1000)),
         ("grpc.max_connection_age_grace_ms", int(limits.connection_grace_s * 1000)),
         ("grpc.server_handshake_timeout_ms", 20_000),
+        # By default a call that waits for 30 s to be taken up, as many at once do on a busy machine, ends as CANCELLED.
+        ("grpc.server_max_unrequested_time_in_server", _UNTAKEN_S),
         ("grpc.max_connection_idle_ms", _IDLE_MS),
     ]
 

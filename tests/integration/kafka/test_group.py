@@ -27,9 +27,14 @@ def coordinator_of(consumer: Any) -> Any:
 
 @contextlib.contextmanager
 def without_heartbeats(coordinator: Any) -> Generator[None, None, None]:
-    """Let a member look dead to the group, as a process that is stopped does."""
-    with patch.object(coordinator, "_do_heartbeat", AsyncMock(return_value=True)):
+    """Let a member look dead to the group, as a process that is stopped does, and not come back meanwhile."""
+    with (
+        patch.object(coordinator, "_do_heartbeat", AsyncMock(return_value=True)),
+        patch.object(coordinator, "request_rejoin") as asked,
+    ):
         yield
+    if asked.called:
+        coordinator.request_rejoin()
 
 
 async def work(member: Reading, seen: dict[tuple[int, int], int]) -> None:

@@ -83,9 +83,9 @@ async def test_what_was_committed_is_handed_out_and_what_was_aborted_is_not(shar
     async with reading(shared, shared.settings(topic)) as intake:
         complete(await intake.take(len(wanted)))
         assert values(intake) == wanted
-        await intake.nothing(0.5)
+        async with intake.going_on():
+            await until_committed(shared, topic, {0: 14})  # seven that may be read, three aborted, four markers
         assert intake.counts.corrupt_batches.total == 0
-        await until_committed(shared, topic, {0: 14})  # seven that may be read, three aborted, four markers
         await produce(shared, records_of(topic, 1, start=4))
         complete(await intake.take(1))
         await until_committed(shared, topic, {0: 15})
@@ -122,6 +122,6 @@ async def test_an_open_transaction_is_not_handed_out_before_it_is_committed(shar
         await write(slow, topic, "second", header=header)
         await slow.commit_transaction()
         complete(await intake.take(2))
-        await intake.nothing()  # reads over the marker
+        async with intake.going_on():  # over the marker
+            await until_committed(shared, topic, {0: 3})
         assert values(intake) == ["first", "second"]
-        await until_committed(shared, topic, {0: 3})
