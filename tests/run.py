@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tests.suites import SUITES, Suite
+from tests.suites import REPORTS, SUITES, Suite
 
 PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -81,8 +81,9 @@ def run(suite: Suite, *, strict: bool, output: IO[bytes] | None = None) -> Resul
         if why := need.why_absent():
             outcome = FAILED if strict and not need.hardware else LEFT_OUT
             return Result(suite.name, outcome, failed=int(outcome == FAILED), skipped=int(outcome == LEFT_OUT), why=why)
-    suite.report.parent.mkdir(parents=True, exist_ok=True)
-    suite.report.unlink(missing_ok=True)
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    for report in suite.reports:
+        report.unlink()
     start = time.monotonic()
     running = [subprocess.Popen(command, stdout=output, stderr=output, env=ENVIRONMENT) for command in suite.commands]
     cpu_s = 0.0
@@ -92,7 +93,7 @@ def run(suite: Suite, *, strict: bool, output: IO[bytes] | None = None) -> Resul
         cpu_s += used.ru_utime + used.ru_stime
     broken = [command for command, process in zip(suite.commands, running, strict=True) if process.returncode != 0]
     seconds = time.monotonic() - start
-    passed, failed, skipped = _counts(suite.report) or (len(suite.commands) - len(broken), len(broken), 0)
+    passed, failed, skipped = _counts(suite.reports) or (len(suite.commands) - len(broken), len(broken), 0)
     why = "; ".join(_named(command) for command in broken)
     if broken and not failed:
         failed, why = 1, f"{why}: a gate behind the tests, such as coverage, or none found"
@@ -102,14 +103,15 @@ def run(suite: Suite, *, strict: bool, output: IO[bytes] | None = None) -> Resul
     return Result(suite.name, FAILED if failed else PASSED, passed, failed, skipped, seconds, cpu_s, why)
 
 
-def _counts(report: Path) -> tuple[int, int, int] | None:
-    """Passed, failed and skipped tests of a pytest report; None where there is none."""
-    if not report.exists():
+def _counts(reports: Sequence[Path]) -> tuple[int, int, int] | None:
+    """Passed, failed and skipped tests of pytest's reports; None where there are none."""
+    if not reports:
         return None
     totals = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
-    for testsuite in ET.parse(report).getroot().iter("testsuite"):  # noqa: S314 - our own pytest wrote it
-        for name in totals:
-            totals[name] += int(testsuite.get(name, 0))
+    for report in reports:
+        for testsuite in ET.parse(report).getroot().iter("testsuite"):  # noqa: S314 - our own pytest wrote it
+            for name in totals:
+                totals[name] += int(testsuite.get(name, 0))
     failed = totals["failures"] + totals["errors"]
     return totals["tests"] - failed - totals["skipped"], failed, totals["skipped"]
 

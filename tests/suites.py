@@ -36,9 +36,9 @@ class Suite:
     waits: bool = False
 
     @property
-    def report(self) -> Path:
-        """Where the suite's pytest, if it has one, leaves its counts."""
-        return REPORTS / f"{self.name}.xml"
+    def reports(self) -> list[Path]:
+        """Where each pytest of the suite has left its counts."""
+        return [*REPORTS.glob(f"{self.name}.xml"), *REPORTS.glob(f"{self.name}-*.xml")]
 
     @property
     def log(self) -> Path:
@@ -165,6 +165,29 @@ PURE = (
     "modelserver.wings.profile.saturation",
 )
 """What decides, and knows no clock, thread or network."""
+TRACED = tuple(
+    f"tests/unit/{tests}"
+    for tests in (
+        "aggregator/admission",
+        "aggregator/scheduler",
+        "aggregator/sources/kafka",
+        *(f"aggregator/wings/{wing}" for wing in ("both", "generation", "quotas", "scaler", "sla", "subsets")),
+        "modelserver/wings/profile/test_saturation.py",
+    )
+    if (Path(__file__).parent / "unit" / tests).exists()  # its wing may be deleted
+)
+"""The unit tests that cover `PURE`. The others run in a process of their own, where nothing slows them down."""
+
+_UNIT = _python("pytest", "-m", "not privileged")
+_TRACED = (
+    *(*_UNIT, *TRACED, f"--junitxml={REPORTS}/unit-traced.xml"),
+    *(f"--cov={package}" for package in PURE),
+    *("--cov-branch", "--cov-fail-under=100"),
+)
+_UNTRACED = (
+    *(*_UNIT, "tests/unit", f"--junitxml={REPORTS}/unit.xml"),
+    *(f"--ignore={tests}" for tests in TRACED),
+)
 
 SUITES = (
     Suite(
@@ -181,15 +204,7 @@ SUITES = (
     Suite("promises", (_python("tests.promises"),)),
     Suite("proto", ((".ci/proto", "--check"),)),
     Suite("types", (_python("mypy"), _python("pyright"))),
-    _pytest(
-        "unit",
-        *IN_TWO,
-        "-m",
-        "not privileged",
-        *(f"--cov={package}" for package in PURE),
-        "--cov-branch",
-        "--cov-fail-under=100",
-    ),
+    Suite("unit", (_TRACED, _UNTRACED)),
     Suite("chart", (_python("helm.generate", "--check"), *_pytest("chart").commands), (HELM,)),
     _pytest("integration", *IN_SIX, *BY_FILE, "-m", "not privileged and not redis and not soak", needs=(JAVA, ENGINE)),
     _pytest("cluster", "-m", "short", needs=(NAMESPACES, JAVA, HELM, ENGINE), waits=True),

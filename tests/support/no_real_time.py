@@ -59,6 +59,12 @@ def _ours(frame: FrameType) -> bool:
 
 
 def _replace_clock(name: str, virtual: Callable[[], float]) -> None:
+    """The clock and its twin in nanoseconds."""
+    _replace(name, virtual)
+    _replace(f"{name}_ns", lambda: int(virtual() * 1e9))
+
+
+def _replace(name: str, virtual: Callable[[], float]) -> None:
     real = getattr(time, name)
 
     def clock() -> float:

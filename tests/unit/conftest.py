@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import Callable, Generator, Mapping
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -15,25 +14,11 @@ no_real_time.install()
 settings.register_profile("unit", deadline=None)  # how long an example takes depends on what else the machine does
 settings.load_profile("unit")
 
-_HERE = Path(__file__).parent
-_OF_THE_CORE = (
-    _HERE / "aggregator" / "admission",
-    _HERE / "aggregator" / "scheduler",
-    _HERE / "aggregator" / "sources" / "kafka",
-    _HERE / "aggregator" / "wings" / "generation",
-    _HERE / "aggregator" / "wings" / "sla",
-    _HERE / "modelserver" / "wings" / "profile" / "test_saturation.py",
-)
-
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Trace only the tests that are to cover the core.
-
-    Tracing slows hundreds of seeds to a crawl and finds no branch in them that others do not take. (pytest-cov's own
-    marker `no_cover` does nothing in the processes of pytest-xdist: they trace twice, and it stops one of the two.)
-    """
-    if any(item.path.is_relative_to(path) for path in _OF_THE_CORE) and not item.get_closest_marker("slow"):
+    """Trace no hundreds of seeds: it slows them to a crawl, and they take no branch that others do not."""
+    if not item.get_closest_marker("slow"):
         return (yield)
     trace = sys.gettrace()
     sys.settrace(None)

@@ -31,6 +31,11 @@ def test_a_clock_where_no_loop_runs_goes_on_by_being_read() -> None:
     assert readings[-1] == pytest.approx(START_S + 0.001)
 
 
+def test_clocks_in_nanoseconds_are_not_the_machine_s_either() -> None:
+    assert time.time_ns() / 1e9 - WALL_S == pytest.approx(0.0, abs=1e-3)
+    assert time.monotonic_ns() / 1e9 - START_S == pytest.approx(0.0, abs=1e-3)
+
+
 async def test_an_hour_of_a_loop_passes_at_once_on_every_clock() -> None:
     began = clocks()
     await asyncio.sleep(3600.0)
