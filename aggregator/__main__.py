@@ -18,9 +18,7 @@ import uvloop
 
 from aggregator.all_settings import AllSettings
 from aggregator.errors import ungrouped
-from aggregator.request.kind import Kind
-from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings, GrpcSettings
-from aggregator.sources.brokers import Trial
+from aggregator.settings.aggregator import ENV_PREFIX, AggregatorSettings
 from aggregator.wings.check.command import check
 from aggregator.wings.redrive import command as redrive
 from aggregator.wings.scaler import command as scaler
@@ -41,10 +39,7 @@ COMMANDS = {
 }
 """What runs instead of serving, by name; each module has a PURPOSE, add_arguments and run."""
 
-Check = Callable[
-    [AggregatorSettings, Sequence[Kind], Sequence[Trial], Callable[[GrpcSettings], object], str], Awaitable[int]
-]
-CHECKS: Sequence[Check] = [
+CHECKS: Sequence[Callable[..., Awaitable[int]]] = [
     check,
 ]
 """What `--check` does; without one there is no such option."""
@@ -92,7 +87,8 @@ async def _check(settings: AggregatorSettings) -> int:
     from aggregator.registry import KINDS  # noqa: PLC0415
 
     trials = [broker.check for broker in BROKERS] + [extension.check for extension in EXTENSIONS]
-    return await CHECKS[0](settings, KINDS, trials, authentication_of, file_limit_warning(settings))
+    topics = [extension.kafka(settings) for extension in EXTENSIONS]
+    return await CHECKS[0](settings, KINDS, trials, authentication_of, file_limit_warning(settings), topics=topics)
 
 
 async def _serve(settings: AggregatorSettings) -> int:

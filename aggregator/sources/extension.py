@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aggregator.admission.ledger import Intake
 from aggregator.request.request import Request, Source
-from aggregator.settings.aggregator import AggregatorSettings
+from aggregator.settings.aggregator import AggregatorSettings, KafkaSettings
 from aggregator.sources.brokers import Trial
 from aggregator.sources.calls.calls import Served
 from aggregator.sources.http.listener import HttpSource
@@ -29,10 +29,12 @@ class ExtensionParts:
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """Two functions, which return None where the settings do not enable the extension.
+    """Functions that return None where the settings do not enable the extension.
 
-    `open` mounts the routes and makes the source. Raises StartError.
+    `open` mounts the routes and makes the source. Raises StartError. `kafka`: the topics that it both reads and writes,
+    and its group.
     """
 
     open: Callable[[AggregatorSettings, ExtensionParts], Source | None]
     check: Trial
+    kafka: Callable[[AggregatorSettings], KafkaSettings | None]

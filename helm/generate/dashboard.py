@@ -230,6 +230,16 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "docs/errors.md explains each.",
         ),
     ),
+    "Batch API": (
+        Panel("Batches that ended", "short", {"{{status}}": _increase("tokenbatch_batch_api_ended_total", "status")}),
+        Panel(
+            "Lines answered",
+            "reqps",
+            {"{{result}}": _rate("tokenbatch_batch_api_lines_total", "result")},
+            "ended: the batch was cancelled, or its window has passed.",
+        ),
+        Panel("Bytes", "Bps", {"{{kind}}": _rate("tokenbatch_batch_api_bytes_total", "kind")}),
+    ),
     "Costs": (
         Panel(
             "Engine time by tenant",

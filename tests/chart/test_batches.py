@@ -55,6 +55,8 @@ def test_strimzi_keeps_records_for_longer_than_any_window() -> None:
         (("--set", "batches.enabled=true", "--set", "batches.store=s3://a/b"), "aggregator.http.enabled"),
         ((*S3, "--set", "kafka.enabled=false"), "needs kafka.enabled"),
         ((*S3, "--set", "batches.config.store=s3://a/b"), "store"),
+        ((*ON, "--set", "batches.store=/x"), "/batches/store"),
+        ((*ON, "--set", "batches.store=file:///x"), "/batches/store"),
     ],
 )
 def test_values_that_cannot_work_are_refused(arguments: tuple[str, ...], why: str) -> None:

@@ -53,6 +53,7 @@ SECTIONS = {
     "test_a_split_fleet_becomes_a_mixed_one_and_back": "a-model-server-dies-hangs-or-is-slow",
     "test_a_poison_of_one_task_costs_itself_alone": "a-query-makes-the-engine-fail",
     "test_servers_that_rank_fail_and_every_score_is_right": "a-model-server-dies-hangs-or-is-slow",
+    "test_killed_parts_answer_each_line_of_a_batch_once": "an-aggregator-dies-or-hangs",
     "test_killed_parts_lose_no_entry": "redis-does-not-serve",
     "test_a_soak_loses_nothing": "several-things-fail-at-once",
 }

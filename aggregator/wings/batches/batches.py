@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
 from math import inf
 from typing import Any, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -17,6 +18,7 @@ from aggregator.slow_lane import in_slow_lane
 from aggregator.wings.batches.answers import End, Lines, lost_part
 from aggregator.wings.batches.kept import Kept
 from aggregator.wings.batches.lines import decoded, lines_of
+from aggregator.wings.batches.metrics import BatchMetrics
 from aggregator.wings.batches.objects import (
     HEAD_BYTES,
     Batch,
@@ -26,6 +28,7 @@ from aggregator.wings.batches.objects import (
     Kind,
     Plan,
     Pointer,
+    Problem,
     Refusal,
     Result,
     batch_path,
@@ -37,7 +40,7 @@ from aggregator.wings.batches.objects import (
 from aggregator.wings.batches.settings import BatchesSettings
 from aggregator.wings.batches.store import ObjectGone, Store, StoreAway
 from aggregator.wings.batches.validation import validated
-from aggregator.wings.batches.views import Seen
+from aggregator.wings.batches.views import Seen, Status
 
 _LOG = logging.getLogger(__name__)
 _KEPT_BYTES = 16 * 1024 * 1024
@@ -67,6 +70,7 @@ class Batches:
         store: Store,
         settings: BatchesSettings,
         produce: Produce,
+        metrics: BatchMetrics,
         *,
         wall_clock: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -74,11 +78,13 @@ class Batches:
         self.store = store
         self.settings = settings
         self.now_s = wall_clock
+        self.metrics = metrics
         self._produce = produce
         self._sleep = sleep
         self.kept = Kept(_KEPT_BYTES)
         self._reading = asyncio.Semaphore(_READ_AT_ONCE)
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._creating = WeakValueDictionary[str, asyncio.Lock]()
         self._reminded_s: dict[str, float] = {}
 
     # Objects, which never change, are kept once they are read.
@@ -105,10 +111,12 @@ class Batches:
 
     async def create(self, folder: str, batch: Batch) -> Seen:
         """Begin a batch. Raises QuotaReached."""
-        unfinished = len(await self._unfinished(folder))
-        if unfinished >= (most := self.settings.max_unfinished):
-            raise QuotaReached(f"{unfinished} of your batches are not finished, of {most}: wait for one, or cancel one")
-        await self._create(batch_path(folder, batch.id, "batch"), batch)
+        async with self._creating.setdefault(folder, asyncio.Lock()):
+            unfinished = len(await self._unfinished(folder))
+            if unfinished >= (most := self.settings.max_unfinished):
+                message = f"{unfinished} of your batches are not finished, of {most}: wait for one, or cancel one"
+                raise QuotaReached(message)
+            await self._create(batch_path(folder, batch.id, "batch"), batch)
         await self._produce([Pointer(folder, batch.id)])
         return Seen(batch)
 
@@ -188,7 +196,8 @@ class Batches:
         if seen.status.is_final:
             if seen.result is None and seen.plan is not None and seen.is_whole:
                 heads = tuple(seen.heads[chunk] for chunk in range(len(seen.plan.chunks)))
-                await self._create(batch_path(folder, batch_id, "result"), Result(heads))
+                if await self._create(batch_path(folder, batch_id, "result"), Result(heads)):
+                    self.metrics.ended.add(1, seen.status)
             elif 0 < seen.outputs_expire_s <= now_s and not seen.gone:
                 for kind in (Kind.OUTPUT, Kind.ERRORS):
                     await self.store.create(batch_path(folder, batch_id, f"{kind}.gone"), b"")
@@ -236,7 +245,7 @@ class Batches:
             for chunk in range(len(plan.chunks)):
                 path = part_path(folder, batch.id, chunk)
                 if path not in self.kept and not await self.store.exists(path):
-                    await self.store.create(path, await self._ended(folder, batch, plan, chunk, why))
+                    await self.write_part(path, await self._ended(folder, batch, plan, chunk, why))
             await self.seen(folder, batch.id)
         except StoreAway as error:  # the next one who looks at the batch goes on
             _LOG.warning("a batch cannot be ended now", extra={"batch": batch.id, "error": repr(error.__cause__)})
@@ -273,10 +282,29 @@ class Batches:
         meta = await self.load(meta_path(folder, batch.input_file_id), FileMeta)  # it may have expired since
         made = await validated(self.store, self.settings, folder, batch, meta, now_s=self.now_s, sleep=self._sleep)
         if isinstance(made, Plan):
+            made = await self._within_quota(folder, batch, made)
+        if isinstance(made, Plan):
             await self._create(at("plan"), made)
-        else:
-            await self._create(at("errors"), Refusal(self.now_s(), made))
+        elif await self._create(at("errors"), Refusal(self.now_s(), made)):
+            self.metrics.ended.add(1, Status.FAILED)
         return await self.load(at("plan"), Plan)
+
+    async def _within_quota(self, folder: str, batch: Batch, plan: Plan) -> Plan | tuple[Problem, ...]:
+        """The plan, unless the tenant's batches would have too many lines with it. Raises StoreAway."""
+        others = [seen.plan for seen in await self._unfinished(folder) if seen.batch.id != batch.id]
+        waiting, most = sum(each.lines for each in others if each is not None), self.settings.max_unfinished_lines
+        if waiting + plan.lines <= most:
+            return plan
+        message = (
+            f"Enqueued request limit reached. Limit: {most} enqueued requests, of which {waiting} are taken, and this"
+            f" batch has {plan.lines}. Please try again once some in_progress batches have been completed."
+        )
+        return (Problem("request_limit_exceeded", message),)
+
+    async def write_part(self, path: str, part: bytes | bytearray) -> None:
+        """Create a part, unless that is there. Raises StoreAway."""
+        if await self.store.create(path, part):
+            self.metrics.written(head_of(bytes(part[:HEAD_BYTES])))
 
     async def begin(self, folder: str, batch_id: str) -> None:
         """Validate a batch, and write a record for each chunk without a part. Raises StoreAway."""

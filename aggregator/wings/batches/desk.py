@@ -40,6 +40,7 @@ class Desk(Batches):
     async def keep_file(self, folder: str, meta: FileMeta) -> dict[str, Any]:
         """Show a file whose data is there."""
         await self._create(meta_path(folder, meta.id), meta)
+        self.metrics.uploaded(meta.size_bytes)
         return shown_file(meta)
 
     async def uploaded(self, folder: str, file_id: str) -> FileMeta | None:

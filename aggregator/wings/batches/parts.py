@@ -9,7 +9,7 @@ import msgspec
 from typing_extensions import override
 
 from aggregator.errors import Code, TokenbatchError
-from aggregator.settings.aggregator import AggregatorSettings, KafkaSettings, TopicSettings
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.extension import ExtensionParts
 from aggregator.sources.kafka.connection import prepare_topics
 from aggregator.sources.kafka.consumer import KafkaConsumer
@@ -17,6 +17,7 @@ from aggregator.sources.kafka.offsets import InFlightRecord
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.wings.batches.desk import Desk
+from aggregator.wings.batches.metrics import BatchMetrics
 from aggregator.wings.batches.objects import Pointer
 from aggregator.wings.batches.routes import BatchRoutes
 from aggregator.wings.batches.settings import BatchesSettings
@@ -52,12 +53,10 @@ class ConnectedBatches(BatchSource):
         await super().close(timeout_s)
 
 
-def open_source(settings: AggregatorSettings, batches: BatchesSettings, parts: ExtensionParts) -> ConnectedBatches:
+def open_source(batches: BatchesSettings, kafka: KafkaSettings, parts: ExtensionParts) -> ConnectedBatches:
     """The source; its routes are mounted. Raises StartError."""
     http, served = parts.http, parts.served
     assert http is not None, "Batches were opened without HTTP. This is a bug."
-    topic = TopicSettings(name=batches.topic, priority="background")
-    kafka = settings.kafka.model_copy(update={"topics": (topic,), "group_id": f"{settings.kafka.group_id}-batches"})
     producer = KafkaProducer(kafka, tracing=served.tracing)
 
     async def produce(pointers: Sequence[Pointer]) -> None:
@@ -73,7 +72,7 @@ def open_source(settings: AggregatorSettings, batches: BatchesSettings, parts: E
     def on_fenced(records: Sequence[InFlightRecord]) -> None:
         parts.forget(source.revoked(records))
 
-    desk = Desk(Store(batches.store), batches, produce)
+    desk = Desk(Store(batches.store), batches, produce, BatchMetrics(served.load.metrics.buffer))
     source = ConnectedBatches(
         desk,
         KafkaConsumer(kafka, on_fenced, served.load.metrics, intake=parts.intake),

@@ -25,6 +25,9 @@ class BatchesSettings(Group):
     max_lines: PositiveInt = Field(default=50_000, description="requests of one batch, as OpenAI's API has it")
     max_stored_bytes: PositiveInt = Field(default=100 << 30, description="bytes of a tenant's files and answers")
     max_unfinished: PositiveInt = Field(default=100, description="batches of a tenant that are not finished")
+    max_unfinished_lines: PositiveInt = Field(
+        default=5_000_000, description="requests in all batches of a tenant that are not finished; one more fails"
+    )
 
     chunk_inputs: ClassVar[int] = 256
     """Inputs of a chunk, which is one object and one record: a crash repeats at most eight of them an aggregator."""

@@ -38,6 +38,8 @@ _FETCHED = 256
 """Records that wait for their chunk's turn; batches take turns among them."""
 _LOOK_S = 2.0
 """How often an aggregator looks whether a batch was cancelled that it computes."""
+_CUT_OFF_S = 3600.0
+"""An upload of which nothing came for so long is over; it is looked for as often."""
 _RETRY_S = 0.5
 _TRIES = 8
 """Of a line whose failure a retry can cure; the pipeline has tried it on other servers before."""
@@ -104,6 +106,7 @@ class BatchSource(Source):
             tasks.create_task(self._fetch())
             tasks.create_task(self._begin_batches())
             tasks.create_task(self._watch())
+            tasks.create_task(self._sweep())
 
     async def _fetch(self) -> None:
         """Take records over, while few wait for their turn."""
@@ -155,6 +158,15 @@ class BatchSource(Source):
                 for folder, batch in {(each.pointer.folder, each.pointer.batch) for each in self._open.values()}:
                     if await self._desk.is_cancelled(folder, batch):
                         await self._cancel(batch)
+
+    async def _sweep(self) -> None:
+        """Delete what uploads of killed aggregators left."""
+        while True:
+            with suppress(StoreAway):
+                swept = await self._desk.store.sweep(self._desk.now_s() - _CUT_OFF_S)
+                if swept:
+                    _LOG.info("files of uploads that were cut off are deleted", extra={"files": swept})
+            await asyncio.sleep(_CUT_OFF_S)
 
     async def _cancel(self, batch: str) -> None:
         """Write what there is of its chunks; the lines that wait leave the queue."""
@@ -214,7 +226,7 @@ class BatchSource(Source):
         data = await desk.store.read_slice(place, pointer.start, pointer.length)
         if data is None:
             _LOG.error("the file of a batch is gone", extra={"batch": pointer.batch})
-            await desk.store.create(path, lost_part(pointer.lines, why, desk.now_s()))
+            await desk.write_part(path, lost_part(pointer.lines, why, desk.now_s()))
             committed_offset.complete(record)
             return None
         model = pointer.model or self._default_model
@@ -318,7 +330,7 @@ class BatchSource(Source):
             part += piece
         while not chunk.record.committed_offset.fenced:
             try:
-                await self._desk.store.create(chunk.path, part)
+                await self._desk.write_part(chunk.path, part)
                 break
             except StoreAway as error:  # nothing is lost, and no offset moves
                 _LOG.warning("a part cannot be written", extra={"part": chunk.path, "error": repr(error.__cause__)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
@@ -159,6 +160,16 @@ class Store:
             except FileNotFoundError:
                 continue
 
+    async def sweep(self, before_s: float) -> int:
+        """Delete what uploads left in a folder that were cut off before a time (Unix); returns the files.
+
+        A bucket has rules of its own for that.
+        """
+        if not self.url.startswith(_FOLDER):
+            return 0
+        with _reported():
+            return await asyncio.to_thread(_sweep, Path(self.url.removeprefix(_FOLDER)), before_s)
+
     async def probe(self) -> None:
         """Raises StartError for a store that cannot be written, or that creates a name twice."""
         path = f"probe/{secrets.token_hex(16)}"
@@ -174,3 +185,18 @@ class Store:
                 f"batches.store {self.url}: it overwrites what is there, and does not refuse: take a store with"
                 " conditional writes (If-None-Match), or two aggregators could answer one request"
             )
+
+
+def _sweep(folder: Path, before_s: float) -> int:
+    """Without `meta` an upload was never shown; while it goes on, one of its files changes."""
+    swept = 0
+    for upload in folder.glob("t/*/files/*"):
+        files = [*upload.glob("data*")]
+        with suppress(FileNotFoundError):  # another one deletes it
+            if (upload / "meta").exists() or any(file.stat().st_mtime > before_s for file in files):
+                continue
+            for file in files:
+                file.unlink()
+                swept += 1
+            upload.rmdir()
+    return swept

@@ -10,7 +10,7 @@ from aggregator.errors import TokenbatchError
 from aggregator.replicas.pool import describe
 from aggregator.request.kind import Kind
 from aggregator.settings.addresses import DnsAddress, changes, parse
-from aggregator.settings.aggregator import AggregatorSettings, GrpcSettings
+from aggregator.settings.aggregator import AggregatorSettings, GrpcSettings, KafkaSettings
 from aggregator.sources.brokers import Trial
 from aggregator.sources.calls.certificates import server_context, watch_certificates
 from aggregator.wings.check.kafka import check_kafka
@@ -27,10 +27,13 @@ async def check(
     trials: Sequence[Trial],
     authenticate: Callable[[GrpcSettings], object],
     shortage: str,
+    *,
+    topics: Sequence[KafkaSettings | None],
 ) -> int:
     """Print what was found; 0 if all of it works, else 1.
 
-    `kinds`: the tasks of this aggregator. `trials`: of further brokers and extensions. `authenticate` reads the
+    `kinds`: the tasks of this aggregator. `trials`: of further brokers and extensions. `topics`: those that extensions
+    read and write. `authenticate` reads the
     credentials of callers. `shortage`: of files that may be open.
     """
     logging.disable()  # the libraries' lines, which come before the sentence that says what to do
@@ -47,6 +50,9 @@ async def check(
     if kafka.enabled:
         name = f"kafka {kafka.bootstrap_servers}"
         work.append(findings.within(_broker(findings, name, check_kafka(kafka, PATIENCE_S)), name))
+    for own in filter(None, topics):
+        name = f"kafka topic {', '.join(topic.name for topic in own.topics)}"
+        work.append(findings.within(_broker(findings, name, check_kafka(own, PATIENCE_S, replies=False)), name))
     for name, tried in filter(None, (trial(settings, PATIENCE_S - 1.0) for trial in trials)):
         work.append(findings.within(_broker(findings, name, tried), name))
     for place, model in enumerate(settings.models):

@@ -13,7 +13,6 @@ from aggregator.sources.kafka.connection import (
     topic_settings,
     topics_missing,
     topics_seen,
-    topics_wanted,
     topics_written,
 )
 from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX
@@ -23,19 +22,22 @@ from k8s.pod.errors import StartError
 _DEAD_LETTER_MARGIN_BYTES = 64 * 1024  # for the headers that a dead letter adds
 
 
-async def check_kafka(settings: KafkaSettings, timeout_s: float) -> Sequence[str]:
+async def check_kafka(settings: KafkaSettings, timeout_s: float, *, replies: bool = True) -> Sequence[str]:
     """Check brokers, rights, the topics without creating any, and limits that do not fit each other; returns warnings.
 
-    A broker that does not answer is tried once: nothing starts beside a check. Raises StartError.
+    A broker that does not answer is tried once: nothing starts beside a check. Without `replies` its topics are written
+    too, and no others. Raises StartError.
     """
     await reach(settings, timeout_s / 2)
     warnings: list[str] = []
-    read, written = [topic.name for topic in settings.topics], topics_written(settings)
+    read = [topic.name for topic in settings.topics]
+    written = topics_written(settings) if replies else read
+    wanted = list(dict.fromkeys([*read, *written]))
     async with connected(settings, timeout_s) as admin:
         partitions = await topics_seen(admin)
-        if missing := topics_missing(settings, partitions, topics_wanted(settings)):
+        if missing := topics_missing(settings, partitions, wanted):
             warnings.append(f"kafka: {listed(missing)} not there yet, and will be created at start")
-        there = [name for name in topics_wanted(settings) if name in partitions]
+        there = [name for name in wanted if name in partitions]
         if rights := await lacking(
             admin, [*filter(there.__contains__, read)], [*filter(there.__contains__, written)], settings.group_id
         ):

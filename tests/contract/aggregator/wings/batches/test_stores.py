@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import urllib.error
 import urllib.request
@@ -125,3 +126,17 @@ async def test_a_store_that_is_away_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StartError, match=r"batches\.store"):
         await Store(f"file://{tmp_path}/file").probe()
+
+
+async def test_a_folder_is_swept_of_what_cut_off_uploads_left(tmp_path: Path) -> None:
+    kept, going, left = (tmp_path / f"t/me/files/{each}" for each in ("file-1", "file-2", "file-3"))
+    for folder, names in ((kept, ("data", "meta")), (going, ("data#1",)), (left, ("data#1", "data#2"))):
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_bytes(b"x")
+            os.utime(folder / name, (100.0, 100.0))
+    os.utime(going / "data#1", (300.0, 300.0))
+    store = Store(f"file://{tmp_path}")
+    assert await store.sweep(200.0) == 2
+    assert (kept.exists(), going.exists(), left.exists()) == (True, True, False)
+    assert await store.sweep(200.0) == 0

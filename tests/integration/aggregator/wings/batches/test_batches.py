@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
+from loadtest.stack.kafka import KafkaBroker
+from tests.integration.aggregator.starts import aggregator, model, topics
 from tests.integration.aggregator.wings.batches.conftest import URL, Office, Offices, client_of, lines
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
@@ -182,3 +184,20 @@ def test_without_a_store_neither_route_is_there(offices: Offices) -> None:
     plain: OpenAI = client_of(offices.start({"BATCHES__STORE": ""}).http_address)
     with pytest.raises(NotFoundError, match="there is no GET"):
         plain.files.list()
+
+
+def test_check_looks_at_the_topic_of_chunks(kafka: KafkaBroker, offices: Offices) -> None:
+    told = {
+        **topics("checked.batches", create=True),
+        "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap,
+        "MODELS": model(offices.server.address),
+        "HTTP__BIND": "127.0.0.1:0",
+        "BATCHES__STORE": f"file://{offices.store}",
+    }
+    ended = aggregator("--check", **told, BATCHES__TOPIC="unmade.chunks")
+    assert ended.returncode == 0, ended.stdout
+    assert "topic unmade.chunks is not there yet, and will be created" in ended.stdout
+    ended = aggregator("--check", **told, BATCHES__TOPIC="checked.batches.requests")
+    assert "batches.topic checked.batches.requests is a topic of requests or replies" in ended.stdout
+    ended = aggregator("--check", **told | {"KAFKA__CREATE_TOPICS": "false"}, BATCHES__TOPIC="unmade.chunks")
+    assert "kafka: topic unmade.chunks is missing" in ended.stdout

@@ -18,9 +18,11 @@ from aggregator.scheduler.work_item import Priority
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.listener import HttpSource
 from aggregator.wings.batches.desk import Desk
+from aggregator.wings.batches.metrics import BatchMetrics
 from aggregator.wings.batches.objects import Pointer
 from aggregator.wings.batches.routes import BatchRoutes
 from aggregator.wings.batches.settings import BatchesSettings
+from k8s.pod.metrics_buffer import MetricsBuffer
 from tests.integration.frontdoor.test_http import http_door
 from tests.unit.aggregator.wings.batches.fake_store import FakeStore
 from tests.unit.aggregator.wings.batches.test_lines import line
@@ -62,7 +64,7 @@ async def files(**settings: Any) -> AsyncGenerator[Files]:
         async def produce(pointers: Sequence[Pointer]) -> None:
             written.extend(pointers)
 
-        desk = Desk(store, BatchesSettings(store="file:///x", **settings), produce)
+        desk = Desk(store, BatchesSettings(store="file:///x", **settings), produce, BatchMetrics(MetricsBuffer()))
         service = next(each.service for each in door.pipeline.sources if isinstance(each, HttpSource))
         service.mounted.append(BatchRoutes(service.calls, desk, [URL]))
         yield Files(session, door.http, store, written)

@@ -63,3 +63,8 @@ class FakeStore(Store):
         self._check()
         for path in paths:
             self.kept.pop(path, None)
+
+    @override
+    async def sweep(self, before_s: float) -> int:
+        del before_s
+        return 0

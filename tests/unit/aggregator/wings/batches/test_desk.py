@@ -12,6 +12,7 @@ import pytest
 from aggregator.wings.batches.answers import End, Lines
 from aggregator.wings.batches.batches import QuotaReached
 from aggregator.wings.batches.desk import Desk, InUse
+from aggregator.wings.batches.metrics import BatchMetrics
 from aggregator.wings.batches.objects import (
     Batch,
     FileMeta,
@@ -27,6 +28,7 @@ from aggregator.wings.batches.objects import (
 )
 from aggregator.wings.batches.settings import BatchesSettings
 from aggregator.wings.batches.views import Seen, Status, shown_batch
+from k8s.pod.metrics_buffer import MetricsBuffer
 from tests.unit.aggregator.wings.batches.fake_store import FakeStore
 
 FOLDER, OTHER = folder_of("me"), folder_of("someone")
@@ -40,6 +42,7 @@ class Office:
     def __init__(self, **settings: Any) -> None:
         self.now_s = 1e9
         self.store = FakeStore()
+        self.metrics = BatchMetrics(MetricsBuffer())
         self.written: list[Pointer] = []
         self.settings = BatchesSettings(store="file:///x", **settings)
         self.desk = self.another()
@@ -54,7 +57,7 @@ class Office:
             await asyncio.sleep(0)
 
         waits: Callable[[float], Awaitable[None]] = sleep
-        return Desk(self.store, self.settings, produce, wall_clock=lambda: self.now_s, sleep=waits)
+        return Desk(self.store, self.settings, produce, self.metrics, wall_clock=lambda: self.now_s, sleep=waits)
 
     async def file(self, lines: int, **meta: float) -> str:
         """Upload a file of valid lines."""
@@ -85,7 +88,7 @@ class Office:
             lines = await self.desk.lines(FOLDER, batch, plan, chunk)
             for place in range(lines.left):
                 lines.answer(place, "r", b'"%d"' % place, 3)
-            await self.store.create(part_path(FOLDER, batch.id, chunk), lines.part(self.now_s))
+            await self.desk.write_part(part_path(FOLDER, batch.id, chunk), lines.part(self.now_s))
 
     async def seen(self, batch: Batch) -> Seen:
         """What another aggregator sees."""
@@ -244,6 +247,44 @@ async def test_a_tenant_has_no_more_unfinished_batches_than_it_may() -> None:
     await office.answer(batch, 0)
     office.now_s += 1.0
     await office.batch(file_id)
+
+
+async def test_batches_created_at_once_are_no_more_than_a_tenant_may_have() -> None:
+    office = Office(max_unfinished=5)
+    file_id = await office.file(3)
+    created = await asyncio.gather(*(office.batch(file_id) for _ in range(20)), return_exceptions=True)
+    assert sum(isinstance(each, QuotaReached) for each in created) == 15
+
+
+async def test_a_batch_fails_whose_lines_are_more_than_its_tenant_may_have() -> None:
+    office = Office(max_unfinished_lines=500)
+    first, second = await office.batch(await office.file(300)), await office.batch(await office.file(201))
+    for batch in (first, second):
+        await office.desk.begin(FOLDER, batch.id)
+    shown = shown_batch(await office.seen(second))
+    assert (shown["status"], shown["errors"]["data"][0]["code"]) == ("failed", "request_limit_exceeded")
+    await office.answer(first, 0, 1)
+    assert (await office.seen(first)).status is Status.COMPLETED
+    third = await office.batch(second.input_file_id)
+    await office.desk.begin(FOLDER, third.id)
+    assert (await office.seen(third)).status is Status.IN_PROGRESS
+
+
+async def test_each_file_line_and_batch_is_counted_once() -> None:
+    office = Office()
+    batch = await office.batch(await office.file(300))
+    await office.desk.begin(FOLDER, batch.id)
+    await office.answer(batch, 0)
+    await office.desk.cancel(FOLDER, batch.id)
+    for _ in range(3):
+        await office.seen(batch)
+        await asyncio.sleep(0.01)
+    refused = await office.batch(await office.upload(b""))
+    await office.desk.begin(FOLDER, refused.id)
+    metrics = office.metrics
+    assert metrics.ended.sums == {("cancelled",): 1, ("failed",): 1}
+    assert metrics.lines.sums == {("completed",): 256, ("ended",): 44}
+    assert metrics.bytes.sums.keys() == {("uploaded",), ("written",)}
 
 
 async def test_a_file_that_a_batch_reads_is_not_deleted() -> None:
