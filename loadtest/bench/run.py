@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from loadtest.bench import lengths, plots
-from loadtest.bench.calls import batching, front_door, isolation
+from loadtest.bench.calls import batching, cached, front_door, isolation
 from loadtest.bench.figures import RESULTS, Figure, append, table
 from loadtest.bench.mixed import measure as mixed
 from loadtest.bench.records import aggregator_cpu, growth, kafka_through
@@ -26,6 +26,7 @@ BENCHES = {
     batching.NAME: batching.measure,
     lengths.NAME: lengths.measure,
     isolation.NAME: isolation.measure,
+    cached.NAME: cached.measure,
     growth.NAME: growth.measure,
     mixed.MID: mixed.measure_mid,
     mixed.SMOLLM2: mixed.measure_smollm2,

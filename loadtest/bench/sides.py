@@ -73,6 +73,7 @@ class Ours(Side):
         url = f"http://{aggregator.http_address}/v1/embeddings"
         super().__init__(url, {"aggregator": [aggregator], "model_server": [server]})
         self.address = aggregator.address
+        self.server = server
         self.dtype = dtype
 
     @override

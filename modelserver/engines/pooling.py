@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 _SAVED_BY = "sentence_transformers."
+_SPLADE = ("MLMTransformer", "SpladePooling")
+"""Modules of models whose row has a number for each token of the vocabulary."""
 _MODULE_KEYS = frozenset(("idx", "kwargs", "name", "path", "type"))
 NAMES = ("module_input_name", "module_output_name")
 """Keys of a module's config: the value that it takes, and the one that it gives."""
@@ -223,6 +225,11 @@ def _kind(module: Mapping[str, Any], file: Path, *, trusted: bool) -> str:
     kind = type_.rpartition(".")[2]
     if unknown := sorted(module.keys() - _MODULE_KEYS):
         raise CannotStart(f"{file} says {unknown[0]} of its {kind} module, which is not known")
+    if kind in _SPLADE:
+        raise CannotStart(
+            f"{file} has a {type_} module: SPLADE is not served, as its row has the size of the vocabulary; BGE-M3 with"
+            " model.task sparse gives weights of tokens"
+        )
     if kind not in ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout"):
         raise CannotStart(
             f"{file} has a {type_} module, which is not computed: Transformer, Pooling, Dense, LayerNorm, Normalize and"

@@ -26,14 +26,8 @@ from modelserver import model_files
 from modelserver.model_files import TOKENIZER_FILE
 from tests.integration.modelserver import tiny_models
 from tests.integration.modelserver.model_families import ENCODER, SIZE
+from tests.support.token_vector_texts import TEXTS
 
-TEXTS = (
-    "a",
-    "hello world",
-    "the quick, brown fox jumps! over the lazy dog; " * 3,
-    "zebra, zebra and zebra",
-    "a [MASK] in it",
-)
 SIDES = ("query", "document")
 WORDS = 30524  # MiniLM's, and two prefixes
 PROMPTS = {"query": "[Q] ", "document": "[D] "}

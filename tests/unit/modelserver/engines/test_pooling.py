@@ -89,6 +89,12 @@ def test_a_module_without_a_reader_is_refused_unless_it_changes_nothing(tmp_path
     refused(tmp_path, "only sentence_embedding is computed")
 
 
+@pytest.mark.parametrize("kind", ["MLMTransformer", "SpladePooling"])
+def test_splade_is_refused_by_its_name(tmp_path: Path, kind: str) -> None:
+    pooled(tmp_path, kind)
+    refused(tmp_path, "SPLADE is not served, as its row has the size of the vocabulary; BGE-M3 with model.task sparse")
+
+
 @pytest.mark.parametrize(
     "kind", ["CNN", "LSTM", "BoW", "WordWeights", "WeightedLayerPooling", "Router", "Asym", "CLIPModel"]
 )

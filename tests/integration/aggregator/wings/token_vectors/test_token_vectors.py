@@ -22,16 +22,9 @@ from protos.token_vectors.v1 import token_vectors_pb2_grpc as pb_grpc
 from tests.support.kafka_client import Sent, Topics, open_kafka_client
 from tests.support.patience import patient
 from tests.support.processes import StartAggregator
+from tests.support.token_vector_texts import TEXTS
 
 TIMEOUT_S = 600
-TEXTS = (
-    "a",
-    "hello world",
-    "the quick, brown fox jumps! over the lazy dog; " * 3,
-    "zebra, zebra and zebra",
-    "a [MASK] in it",
-)
-"""As in `tests.support.token_vector_folders`, which imports torch."""
 SIDES = {"query": embedding_pb2.INPUT_TYPE_QUERY, "document": embedding_pb2.INPUT_TYPE_DOCUMENT}
 
 
