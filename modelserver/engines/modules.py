@@ -91,7 +91,7 @@ class VectorModules(nn.Module):  # type: ignore[misc]  # torch is without types 
                 left_out = np.repeat(np.where(spans.counts, 0, left_out), spans.rows)
         first = torch.from_numpy(np.cumsum(sizes, dtype=np.int64) - sizes)
         others = (None if part is None else torch.from_numpy(part) for part in (segments, left_out, places))
-        return Rows(first, torch.from_numpy(sizes), *others)
+        return Rows(first, torch.from_numpy(sizes.copy()), *others)  # those of a message cannot be written
 
     def forward(self, hidden: torch.Tensor, rows: Rows) -> torch.Tensor:
         hidden = hidden if rows.tokens is None else hidden[rows.tokens]

@@ -22,7 +22,6 @@ async def test_killed_parts_answer_each_line_of_a_batch_once(stack: RowStack, fi
     for _ in range(2):
         await stack.server(SYNTHETIC__PER_TOKEN_S="0.0001")
     told = {
-        "HTTP__BIND": "127.0.0.1:0",
         "BATCHES__STORE": f"file://{stack.folder}/store",
         "BATCHES__TOPIC": f"{stack.topics.requests}.chunks",
         "KAFKA__CREATE_TOPICS": "true",
