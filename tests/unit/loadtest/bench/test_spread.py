@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from loadtest.bench.figures import Figure, append, table
+from loadtest.bench.mixed.measure import share_figures, shares_plot
 from loadtest.bench.plots import write
 from loadtest.bench.records.kafka_through import NAME
 from loadtest.bench.turns import Medians
@@ -60,3 +62,29 @@ def test_the_plot_of_a_benchmark_has_its_figures_spread(tmp_path: Path) -> None:
     medians = Medians(NAME, 2, "")
     write([medians.of(f"{name}_throughput", "query/s", each) for name, each in turns.items()], tmp_path)
     assert (tmp_path / f"{NAME}.svg").read_text(encoding="utf-8").count('id="P2-LineCollection') == 3
+
+
+class Heard:
+    """What one turn of a pair of servers gave; its times do not matter here."""
+
+    def __init__(self, per_cpu_s: float) -> None:
+        self.per_cpu_s = self.requests_per_s = per_cpu_s
+
+    def percentile_s(self, *_: object) -> float:
+        return 0.1
+
+    def between_percentile_s(self, *_: object) -> float:
+        return 0.01
+
+
+def test_mixed_steps_are_compared_turn_by_turn_with_their_spread() -> None:
+    turns: Any = {
+        "mixed": [Heard(10.0), Heard(12.0)],
+        "split": [Heard(5.0), Heard(8.0)],
+        "other": [Heard(8.0), Heard(3.0)],
+    }
+    found = {each.figure: each for each in share_figures(MEDIANS, {0.5: turns}, "notes")}
+    assert (found["mixed_50_per_cpu_s"].value, found["mixed_50_per_cpu_s"].spread) == (11.0, (10.0, 12.0))
+    assert (found["mixed_50_over_split"].value, found["mixed_50_over_split"].spread) == (1.75, (1.5, 2.0))
+    assert (found["mixed_50_over_best"].value, found["least_over_best"].value) == (1.375, 1.375)
+    assert "LineCollection" in shares_plot(found.values())
