@@ -149,7 +149,8 @@ def bears_on(mechanism: Mechanism, scenario: Scenario | Chats) -> bool:
     """Whether outcomes can differ at all; the others are the same to the byte."""
     if isinstance(scenario, Chats):
         return mechanism is Mechanism.PREFIX_AFFINITY or (mechanism in _OF_CHATS and scenario.patience_s < inf)
-    return mechanism not in _OF_CHATS and _NEEDS.get(mechanism, lambda _: True)(scenario)
+    needs = _NEEDS.get(mechanism)
+    return mechanism not in _OF_CHATS and (needs is None or needs(scenario))
 
 
 def policies(mechanism: Mechanism) -> tuple[Policy, Policy]:
@@ -158,6 +159,7 @@ def policies(mechanism: Mechanism) -> tuple[Policy, Policy]:
 
 
 def run_once(scenario: Scenario | Chats, policy: Policy, seed: int) -> Run:
+    """One simulation; in this module so that other processes find it by name."""
     if isinstance(scenario, Chats):
         one: Chatted | Outcome = converse(scenario, policy.without, seed)
     else:

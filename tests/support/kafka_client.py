@@ -115,17 +115,6 @@ class KafkaClient:
         await self.until(lambda: len(self.replies) >= expected and len(self.dead_letters) >= buried)
         return written
 
-    async def rewind(self, group: str) -> None:
-        """Have a group without members begin the requests anew, as an operator would reset its offsets."""
-        consumer = AIOKafkaConsumer(bootstrap_servers=self.bootstrap, group_id=group, enable_auto_commit=False)
-        await consumer.start()
-        try:
-            tps = [TopicPartition(self.topics.requests, number) for number in range(2)]
-            consumer.assign(tps)
-            await consumer.commit(dict.fromkeys(tps, 0))
-        finally:
-            await consumer.stop()
-
     async def until_committed(self, group: str, timeout_s: float = 60.0) -> None:
         """Wait until the group has committed the end of the requests; raises TimeoutError."""
         tps = [TopicPartition(self.topics.requests, number) for number in range(2)]

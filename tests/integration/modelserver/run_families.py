@@ -1,7 +1,7 @@
 """Serve a small model of each shape behind an aggregator, beside transformers, and write how far they are apart.
 
-Each is served as an old sentence-transformers saved it and, where that needs no published code, as the newest does.
-Started by `test_models.py`: `python -m tests.integration.modelserver.run_families FOLDER`. All model servers, and those
+Each is served as an old sentence-transformers saved it, and those that are named as the newest does. Started by
+`test_models.py`: `python -m tests.integration.modelserver.run_families FOLDER SHAPE ...`. All model servers, and those
 of `run_scoring`, run in this process, one after the other: importing vLLM takes longer than what is done here.
 """
 
@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +66,8 @@ def saved(shape: str, folder: Path) -> Matrix:
     return units
 
 
-def newest(shape: str, folder: Path) -> str | None:
-    """Let the installed sentence-transformers load it and save it beside; the name, or None if that needs its code."""
-    if "auto_map" in SHAPES[shape].published:
-        return None
+def newest(shape: str, folder: Path) -> str:
+    """Let the installed sentence-transformers load it and save it beside; the name."""
     name = f"{shape}{NEWEST}"
     SentenceTransformer(str(folder / shape), device="cpu").save(str(folder / name))
     return name
@@ -118,13 +116,13 @@ def serve(shape: str, folder: Path, port: int) -> None:
     telemetry.shutdown()
 
 
-def all_expected(folder: Path) -> dict[str, Matrix]:
+def all_expected(folder: Path, saved_anew: Sequence[str]) -> dict[str, Matrix]:
     """Write all; what transformers makes of each."""
     expected: dict[str, Matrix] = {}
     for shape in SHAPES:
         expected[shape] = saved(shape, folder / shape)
-        if name := newest(shape, folder):
-            expected[name] = expected[shape]
+        if shape in saved_anew:
+            expected[newest(shape, folder)] = expected[shape]
     return expected
 
 
@@ -141,11 +139,11 @@ def results(folder: Path, expected: Mapping[str, Matrix]) -> Iterator[dict[str, 
             yield {"shape": shape, **apart(shape, folder / shape, port, front.address, vectors)}
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *saved_anew: str) -> None:
     """Write all models, before one is served: vLLM changes classes of transformers. Then run them, a line each."""
     torch.manual_seed(0)
     (scored := folder / "scoring").mkdir()
-    expected, scores = all_expected(folder), run_scoring.all_expected(scored)
+    expected, scores = all_expected(folder, saved_anew), run_scoring.all_expected(scored)
     with several_engines():
         for name, lines in (("families", results(folder, expected)), ("scores", run_scoring.results(scored, scores))):
             with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
@@ -153,6 +151,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])
     sys.stdout.flush()
     os._exit(0)
