@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 
@@ -17,6 +17,7 @@ from aggregator.admission.models import Canary, Model, Models
 from aggregator.admission.quotas import Quotas
 from aggregator.errors import unless_cancelled
 from aggregator.model_server import ServerDescription
+from aggregator.observability.costs import FREE, Costs
 from aggregator.observability.metrics import Metrics
 from aggregator.observability.tracing import Tracing
 from aggregator.pipeline.pipeline import Pipeline
@@ -51,6 +52,7 @@ from aggregator.wings.authentication.credentials import open_authentication
 from aggregator.wings.batches.extension import BATCHES
 from aggregator.wings.cache.cache import open_caches
 from aggregator.wings.cloud_events.envelope import CLOUD_EVENTS
+from aggregator.wings.costs.tenants import TenantCosts
 from aggregator.wings.discovery.discovery import Discovery
 from aggregator.wings.fast_tokenizer.fast_path import fast_path
 from aggregator.wings.openapi.documents import OPENAPI
@@ -61,6 +63,7 @@ from aggregator.wings.sla.service_levels import service_levels
 from aggregator.wings.tracing.spans import open_tracing
 from aggregator.wings.undecodable.batches import read_by_hand
 from k8s.pod import open_files, telemetry
+from k8s.pod.metrics_buffer import MetricsBuffer
 from k8s.pod.monitoring import Heartbeat, Pages
 
 _LOG = logging.getLogger(__name__)
@@ -100,6 +103,10 @@ TRACING: Sequence[Callable[[telemetry.Telemetry], Tracing | None]] = [
     open_tracing,
 ]
 """Spans of the hot path."""
+COSTS: Sequence[Callable[[MetricsBuffer, Collection[str]], Costs]] = [
+    TenantCosts,
+]
+"""Counts what each tenant costs; the second argument names tenants that always have series of their own."""
 _CLOSE_TIMEOUT_S = 5.0  # to commit and disconnect; twice of it is kept of the grace period
 _CLAIMED_BATCHES = 8
 """For each server: one runs, one is staged, some are on their way, and the rest is there to choose from."""
@@ -118,7 +125,8 @@ class Aggregator:
         self._settings = settings
         self._draining = False
         self._telemetry = telemetry.start(settings.telemetry, "tokenbatch-aggregator")
-        self._metrics = Metrics(self._telemetry.buffer, settings.sla.latency_s, tenants=settings.tenants.rates)
+        costs = next((opened(self._telemetry.buffer, settings.tenants.rates) for opened in COSTS), FREE)
+        self._metrics = Metrics(self._telemetry.buffer, settings.sla.latency_s, costs)
         tracing = next(filter(None, (opened(self._telemetry) for opened in TRACING)), Tracing())
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
         self._models = make_models(

@@ -5,12 +5,12 @@ A `Metrics` needs no reader: tests and tools make one with `Metrics(MetricsBuffe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from aggregator.errors import Code
-from aggregator.observability.costs import Costs
+from aggregator.observability.costs import FREE, Costs
 from aggregator.observability.observer import Observer
 from aggregator.observability.tracing import PROVIDER
 from aggregator.scheduler.dispatcher import Batch
@@ -97,11 +97,11 @@ class Metrics:
         self,
         buffer: MetricsBuffer,
         slo_s: float | None = None,
-        tenants: Collection[str] = (),
+        costs: Costs = FREE,
     ) -> None:
-        """`slo_s`: the latency target; later replies are counted as violations. `tenants`: they are always named."""
+        """`slo_s`: the latency target; later replies are counted as violations."""
         self.observer = Observer()
-        self.costs = Costs(buffer, tenants)
+        self.costs = costs
         self.buffer = buffer
         self._slo_s = slo_s
         self._define_batches(buffer)

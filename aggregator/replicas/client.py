@@ -26,11 +26,10 @@ from aggregator.model_server import (
     ServerDescription,
     StepResult,
 )
-from aggregator.observability.costs import NOBODY, Costs
+from aggregator.observability.costs import FREE, NOBODY, Costs
 from aggregator.observability.tracing import Tracing
 from aggregator.replicas.answers import MAX_MESSAGE_BYTES, BadDescription, checked_description, checked_result
 from aggregator.request.kind import Kind
-from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.modelserver.v1 import modelserver_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -60,7 +59,7 @@ class ModelServerClient:
         self.address = address
         self.kinds = kinds
         self.tracing = tracing or Tracing()
-        self.costs = costs or Costs(MetricsBuffer())
+        self.costs = costs or FREE
         self._channel = channel = grpc.aio.insecure_channel(address, _OPTIONS)
         self.embed_batch = channel.unary_unary(
             f"/{_SERVICE}/EmbedBatch", pb.EmbedBatchRequest.SerializeToString, message_reader(pb.EmbedBatchResponse)

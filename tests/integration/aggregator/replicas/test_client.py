@@ -13,11 +13,12 @@ import pytest
 
 from aggregator.errors import BatchFailed, Code, EngineFailed, ModelServerBusy, ModelServerLost, ModelServerTimedOut
 from aggregator.model_server import StepResult
-from aggregator.observability.costs import Costs
+from aggregator.observability.costs import FREE
 from aggregator.registry import KINDS
 from aggregator.replicas.answers import BadDescription, checked_description
 from aggregator.replicas.client import GrpcModelServer, ModelServerClient
 from aggregator.scheduler.work_item import Priority
+from aggregator.wings.costs.tenants import TenantCosts
 from aggregator.wings.generation.call import GenerateCall, StreamStreamCall
 from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.modelserver.v1 import modelserver_pb2 as pb
@@ -142,7 +143,7 @@ def never() -> StreamStreamCall:
 
 
 def test_the_last_steps_are_kept_as_reported_and_the_load_is_the_lasts() -> None:
-    call = GenerateCall(description(), never, lambda _: ModelServerLost("x"), Costs(MetricsBuffer()))
+    call = GenerateCall(description(), never, lambda _: ModelServerLost("x"), FREE)
     before = call.load
     for prompt_tokens in range(600):
         call.read(
@@ -190,7 +191,7 @@ class Running:
 
 
 async def test_log_probabilities_that_are_not_numbers_fail_their_sequence_alone() -> None:
-    call = GenerateCall(description(), never, lambda _: ModelServerLost("x"), Costs(MetricsBuffer()))
+    call = GenerateCall(description(), never, lambda _: ModelServerLost("x"), FREE)
     call._commands = asyncio.Queue()  # noqa: SLF001 - no call is opened
     broken, well = Running(), Running()
     call.generate(broken)
@@ -223,7 +224,7 @@ def charged(*seconds: float, accounts: int | None = None) -> pb.GenerateStep:
 
 def test_parts_of_steps_are_counted_for_whose_sequences_they_computed() -> None:
     buffer = MetricsBuffer()
-    costs = Costs(buffer)
+    costs = TenantCosts(buffer)
     assert [costs.account(tenant) for tenant in ("a", "b", "a")] == [2, 3, 2]
     call = GenerateCall(description(), never, lambda _: ModelServerLost("x"), costs)
     call.read(charged(0.0, 0.0, 0.5, 1.5, 8.0))
@@ -240,7 +241,7 @@ def test_parts_of_steps_are_counted_for_whose_sequences_they_computed() -> None:
     [charged(-0.1), charged(np.nan), charged(np.inf), charged(0.1, accounts=2), pb.GenerateStep(account_seconds=b"1")],
 )
 def test_parts_of_steps_that_cannot_be_right_lose_the_server(step: pb.GenerateStep) -> None:
-    call = GenerateCall(description(), never, lambda _: ModelServerLost("x"), Costs(MetricsBuffer()))
+    call = GenerateCall(description(), never, lambda _: ModelServerLost("x"), FREE)
     with pytest.raises(ModelServerLost, match="account"):
         call.read(step)
 

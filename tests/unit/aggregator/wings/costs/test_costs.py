@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from aggregator.errors import Code
-from aggregator.observability.costs import MAX_NAMED, OTHER, Costs
 from aggregator.scheduler.work_item import Priority, Query, WorkItem
+from aggregator.wings.costs.tenants import MAX_NAMED, OTHER, TenantCosts
 from k8s.pod.metrics_buffer import MetricsBuffer
 
 
@@ -25,7 +25,7 @@ def counted(buffer: MetricsBuffer, name: str) -> dict[tuple[str, ...], float]:
 
 def test_a_batch_is_divided_by_the_tokens_of_its_tenants() -> None:
     buffer = MetricsBuffer()
-    Costs(buffer).computed("m", "embed", [item(1, "a"), item(2, "b"), item(4, "c"), item(3, "c")], {}, 0.5)
+    TenantCosts(buffer).computed("m", "embed", [item(1, "a"), item(2, "b"), item(4, "c"), item(3, "c")], {}, 0.5)
     assert counted(buffer, "tokenbatch.tokens") == {
         ("a", "m", "embed"): 1,
         ("b", "m", "embed"): 2,
@@ -40,14 +40,14 @@ def test_a_batch_is_divided_by_the_tokens_of_its_tenants() -> None:
 
 def test_those_who_wait_for_one_computation_have_equal_parts_of_it() -> None:
     buffer = MetricsBuffer()
-    Costs(buffer).computed("m", "embed", [item(6, "a", "b", "a"), item(2, "b")], {}, 0.8)
+    TenantCosts(buffer).computed("m", "embed", [item(6, "a", "b", "a"), item(2, "b")], {}, 0.8)
     assert counted(buffer, "tokenbatch.tokens") == {("a", "m", "embed"): 4, ("b", "m", "embed"): 4}
     assert sum(counted(buffer, "tokenbatch.engine").values()) == pytest.approx(0.8)
 
 
 def test_an_input_that_the_engine_never_saw_costs_nothing() -> None:
     buffer = MetricsBuffer()
-    costs = Costs(buffer)
+    costs = TenantCosts(buffer)
     costs.computed("m", "embed", [item(5, "bad"), item(2, "good")], {0: Code.OUT_OF_RANGE}, 0.3)
     costs.computed("m", "embed", [item(5, "bad")], {0: Code.OUT_OF_RANGE}, 0.0)
     assert counted(buffer, "tokenbatch.engine") == {("good", "m", "embed"): pytest.approx(0.3)}
@@ -55,7 +55,7 @@ def test_an_input_that_the_engine_never_saw_costs_nothing() -> None:
 
 def test_what_failed_in_the_engine_is_nobodys_and_the_sum_holds() -> None:
     buffer = MetricsBuffer()
-    costs = Costs(buffer)
+    costs = TenantCosts(buffer)
     costs.computed("m", "embed", [item(3, "a"), item(1, "b")], {0: Code.INTERNAL}, 0.4)
     costs.computed("m", "embed", [item(3, "a")], {0: Code.INTERNAL}, 0.2)
     assert counted(buffer, "tokenbatch.engine") == {
@@ -67,7 +67,7 @@ def test_what_failed_in_the_engine_is_nobodys_and_the_sum_holds() -> None:
 
 def test_a_hundred_tenants_have_names_and_the_rest_are_one() -> None:
     buffer = MetricsBuffer()
-    costs = Costs(buffer)
+    costs = TenantCosts(buffer)
     for number in range(250):
         costs.count("m", "generate", f"tenant {number}", 1)
     for number in range(250):
@@ -81,7 +81,7 @@ def test_a_hundred_tenants_have_names_and_the_rest_are_one() -> None:
 
 def test_a_tenant_with_a_rate_keeps_its_name_whoever_comes_before_it() -> None:
     buffer = MetricsBuffer()
-    costs = Costs(buffer, {"pays": 100.0})
+    costs = TenantCosts(buffer, {"pays": 100.0})
     for number in range(200):
         costs.count("m", "generate", f"made up {number}", 1)
     costs.count("m", "generate", "pays", 3)
