@@ -163,7 +163,7 @@ class _Handshake(PooledConnection):
             self._client.shutdown(SHUT_RDWR)  # its transport sees the end, and closes it
 
     @override
-    def late(self) -> None:
+    def on_timeout(self) -> None:
         self.close()
 
 
