@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from aggregator.errors import BatchFailed, Code, ModelServerLost, RequestError
-from aggregator.observability.costs import Costs
+from aggregator.observability.costs import FREE
 from aggregator.registry import KINDS
 from aggregator.request.request import Failure, Request
 from aggregator.scheduler.work_item import Priority
@@ -18,7 +18,6 @@ from aggregator.sources.kafka.decode import Refused, decode_record, intakes
 from aggregator.sources.kafka.replies import encode_refusal, encode_replies
 from aggregator.wings.generation.call import GenerateCall
 from aggregator.wings.generation.generation import generation_of
-from k8s.pod.metrics_buffer import MetricsBuffer
 from protos.generation.v1 import generation_pb2 as pb
 from protos.generation.v1.generation_pb2 import TokenLogprobs
 from protos.modelserver.v1 import modelserver_pb2
@@ -104,7 +103,7 @@ def check_step(data: bytes) -> None:
 
 async def _hear(step: modelserver_pb2.GenerateStep) -> None:
     """Three sequences run, of which the step may report."""
-    call = GenerateCall(DESCRIPTION, _closed, lambda _: ModelServerLost("x"), Costs(MetricsBuffer()))
+    call = GenerateCall(DESCRIPTION, _closed, lambda _: ModelServerLost("x"), FREE)
     for _ in range(3):
         call.generate(_Noting())
     call.read(step)
