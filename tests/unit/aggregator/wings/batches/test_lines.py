@@ -152,3 +152,17 @@ def test_a_line_has_the_fields_of_its_batch_that_it_lacks() -> None:
     body = body_of(decoded(line("a", {"input": "x", "dimensions": 4})), {"model": "m", "dimensions": 8})
     assert json.loads(body) == {"input": "x", "model": "m", "dimensions": 4}
     assert body_of(decoded(line("a", ["x"])), {"model": "m"}) == b'["x"]'
+
+
+def test_a_long_body_is_a_chunk_of_its_own_and_its_model_counts() -> None:
+    long = line("l", {"model": "m", "input": "a" * 70_000})
+    validator = Validator(URL, {}, max_lines=10, chunk_inputs=4, chunk_bytes=1 << 20)
+    validator.add(b"\n".join([line("a"), long, line("b")]))
+    plan = validator.end(5.0)
+    assert isinstance(plan, Plan)
+    assert [each.lines for each in plan.chunks] == [1, 1, 1]
+    assert codes(b"\n".join([long, line("x", {"model": "n", "input": "a"})])) == [("model_mismatch", 2)]
+
+
+def test_empty_lines_count_in_the_number_of_a_fault() -> None:
+    assert codes(b"\n\n" + line("a") + b"\n\nno request") == [("invalid_json_line", 5)]
