@@ -20,6 +20,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import pairwise
 from math import inf
 
 from aggregator.scheduler.work_item import ID_BYTES, Priority, Query, WorkItem
@@ -339,8 +340,8 @@ class _Suspects:
 
     def _bisect(self, retry: RetryBatch) -> None:
         """Put the halves of a batch, or a single item, in front of the other parts."""
-        size = -(-len(retry.items) // self._policy.parts)
-        parts = [retry.items[start : start + size] for start in range(0, len(retry.items), size)]
+        cuts = [len(retry.items) * part // self._policy.parts for part in range(self._policy.parts + 1)]
+        parts = [retry.items[start:end] for start, end in pairwise(cuts) if start < end]
         self.parts.extendleft(replace(retry, items=part) for part in reversed(parts))
 
     def _open_next(self) -> None:
