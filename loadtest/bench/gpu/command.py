@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -25,21 +26,36 @@ from loadtest.stack.addresses import DEFAULT_FOLDER, only_one
 from loadtest.stack.errors import StackError
 from loadtest.stack.service import gpu_present
 
-_MATRIX = (
-    (MINILM, (DIRECT, GRAPHED)),
-    ("large", (DIRECT, GRAPHED)),
-    (MINILM, (V2, NO_GRAPHS, V1)),
-    ("large", (V2, NO_GRAPHS)),
-    ("decoder-0.6b", (V2, NO_GRAPHS)),
-    ("base", (V2,)),
+Matrix = Sequence[tuple[str, Sequence[str]]]
+"""Models, and the sides of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """Engines before the front and the stack, and after them; counts of servers, aggregators, texts a call."""
+
+    first: Matrix
+    last: Matrix
+    servers: Sequence[int]
+    aggregators: Sequence[int]
+    batches: Sequence[int]
+
+
+_WHOLE = _Scope(
+    ((MINILM, (DIRECT, GRAPHED)), ("large", (DIRECT, GRAPHED))),  # whether graphs pay is what most depends on
+    (
+        (MINILM, (V2, NO_GRAPHS, V1)),
+        ("large", (V2, NO_GRAPHS)),
+        ("decoder-0.6b", (V2, NO_GRAPHS)),
+        ("base", (V2,)),
+    ),
+    (1, 2, 4),
+    (1, 2, 4, 8),
+    (64, 256),
 )
-_FIRST = 2
-"""Of these, before the stack: whether graphs pay is what most depends on."""
-_DRY_MATRIX = (("tiny", (V2, DIRECT, GRAPHED)),)
+_DRY_SCOPE = _Scope((("tiny", (V2, DIRECT, GRAPHED)),), (), (1, 2), (1, 2), (16,))
 _PARTS = ("graphs", "front", "stack", "core")
 """In their order: the engines that decide on graphs, the front, Kafka and the servers of others, all other engines."""
-_SERVERS, _AGGREGATORS, _DRY_COUNTS = (1, 2, 4), (1, 2, 4, 8), (1, 2)
-_BATCHES, _DRY_BATCHES = (64, 256), (16,)
 _ENGINE_S = 45.0
 """Left of the time, without which no further engine is started."""
 _DRY = {
@@ -75,28 +91,29 @@ def run(options: argparse.Namespace) -> int:
     until_s = began_s + 60.0 * options.minutes
     folder: Path = options.data_dir
     plan = Plan(folder, 50_000, 1, 2048)
-    matrix, last, servers, aggregators, batches = _MATRIX[:_FIRST], _MATRIX[_FIRST:], _SERVERS, _AGGREGATORS, _BATCHES
+    scope = _WHOLE
     if options.dry:
-        plan = Plan(folder, _DRY_QUERIES, 1, 2048, turn_share=0.01)
-        matrix, last, servers, aggregators, batches = _DRY_MATRIX, (), _DRY_COUNTS, _DRY_COUNTS, _DRY_BATCHES
+        plan, scope = Plan(folder, _DRY_QUERIES, 1, 2048, turn_share=0.01), _DRY_SCOPE
     engines: list[Engine] = []
     runs: list[front.Run] = []
 
-    def measure(some: Sequence[tuple[str, Sequence[str]]]) -> list[Figure]:
-        found = measured_engines(some, folder, until_s)
+    def measure(matrix: Matrix) -> list[Figure]:
+        found = measured_engines(matrix, folder, until_s)
         engines.extend(found)
         return [figure for engine in found for figure in _figures(engine)]
 
     def measure_front() -> list[Figure]:
         with _dry_servers() if options.dry else nullcontext():
-            runs.extend(front.measure(plan, servers, aggregators, until_s))
+            runs.extend(front.measure(plan, scope.servers, scope.aggregators, until_s))
         return list(front.figures(runs))
 
     def measure_stack() -> list[Figure]:
         with _dry_servers() if options.dry else nullcontext():
-            return stack.measure(plan, batches)
+            return stack.measure(plan, scope.batches)
 
-    parts = (partial(measure, matrix), measure_front, measure_stack, partial(measure, last))
+    parts: Sequence[Callable[[], list[Figure]]] = (
+        partial(measure, scope.first), measure_front, measure_stack, partial(measure, scope.last)
+    )  # fmt: skip
     chosen = {name: part for name, part in zip(_PARTS, parts, strict=True) if name in options.parts}
     results: Path = options.results or (folder / "results.csv" if options.dry else RESULTS)
     try:
@@ -132,7 +149,7 @@ def kept(parts: Mapping[str, Callable[[], list[Figure]]], results: Path, prog: s
     return figures, code
 
 
-def measured_engines(matrix: Sequence[tuple[str, Sequence[str]]], folder: Path, until_s: float) -> list[Engine]:
+def measured_engines(matrix: Matrix, folder: Path, until_s: float) -> list[Engine]:
     """Those that are begun before `until_s`; what could not be measured says why."""
     found: list[Engine] = []
     for model, sides in matrix:
