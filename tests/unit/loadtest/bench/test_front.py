@@ -50,7 +50,7 @@ def test_a_run_whose_callers_are_at_their_limit_is_marked() -> None:
     assert not any("above" in figure.notes for figure in figures([RUN]))
 
 
-def test_figures_of_calls_have_the_cores_of_each_process_and_its_busiest_thread() -> None:
+def test_figures_of_calls_name_each_process_s_cores_and_busiest_thread() -> None:
     found = {figure.figure.removeprefix("graphs_2x4_grpc_1024_"): figure.value for figure in figures([RUN])}
     assert found == {
         "throughput": 4000.0,
