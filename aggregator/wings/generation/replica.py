@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from functools import lru_cache
+from hashlib import blake2b
 from math import inf
 
 from typing_extensions import override
@@ -11,9 +13,11 @@ from aggregator.scheduler.curve import Curve
 from aggregator.scheduler.replica import Replica, ReplicaPolicy
 from aggregator.scheduler.work_item import ID_BYTES, Priority
 
-_PREFIX_TOKENS = (64, 256)
-"""Lengths of the prefixes that are remembered: usually a conversation's first turn, and more of a longer one."""
-_MOST_PREFIXES = 1024  # bounds the memory: the prefix added or seen longest ago is forgotten
+_PREFIX_TOKENS = (64, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
+"""Lengths of the prefixes that are remembered: the longer ones tell chats apart that share a system prompt."""
+_MOST_PREFIXES = 4096  # bounds the memory: the prefix added or seen longest ago is forgotten
+_MOST_PROMPTS = 64
+"""Whose prefixes are kept: one is compared with those of each replica, and then sent."""
 
 
 LENGTH_SHARE = 0.02
@@ -138,8 +142,20 @@ class GeneratingReplica(Replica):
         return max(known, default=0)
 
 
-def _prefixes(prompt: bytes) -> list[tuple[int, bytes]]:
-    return [(tokens, prompt[: ID_BYTES * tokens]) for tokens in _PREFIX_TOKENS if len(prompt) >= ID_BYTES * tokens]
+@lru_cache(_MOST_PROMPTS)
+def _prefixes(prompt: bytes) -> tuple[tuple[int, bytes], ...]:
+    """The lengths of the prompt's prefixes, and a digest of each."""
+    digest = blake2b(digest_size=16)
+    found: list[tuple[int, bytes]] = []
+    start = 0
+    for tokens in _PREFIX_TOKENS:
+        end = ID_BYTES * tokens
+        if end > len(prompt):
+            break
+        digest.update(prompt[start:end])
+        found.append((tokens, digest.digest()))
+        start = end
+    return tuple(found)
 
 
 def first_token_in_s(replicas: Collection[Replica], ahead: int, tokens: int, now_s: float) -> float:

@@ -14,11 +14,10 @@ def test_prompts_that_find_their_beginning_are_computed_less() -> None:
     assert near.computed < anywhere.computed
 
 
-def test_chats_of_one_system_prompt_find_it_wherever_they_go() -> None:
-    chats = Chats("shared", 40, applications=1)
+def test_chats_of_one_system_prompt_find_their_own_words_too() -> None:
+    chats = Chats("shared", 120, applications=1)
     near, anywhere = converse(chats), converse(chats, {Mechanism.PREFIX_AFFINITY})
-    assert near.computed < 0.5
-    assert abs(near.computed - anywhere.computed) < 0.05
+    assert near.computed < 0.8 * anywhere.computed < 0.4
 
 
 def test_generations_that_are_refused_leave_room_for_first_tokens_in_time() -> None:

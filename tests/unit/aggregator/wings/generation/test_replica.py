@@ -178,10 +178,10 @@ def test_it_knows_the_beginnings_of_the_prompts_that_it_had_lately() -> None:
     server = replica()
     server.note_prompts([packed(1, 2, 3), TALK])
     assert [server.known_tokens(each) for each in (packed(1, 2, 3), TALK, OTHER, OTHER[4:])] == [0, 256, 64, 0]
-    others = [packed(number, *range(1, 64)) for number in range(1, 1026)]
-    server.note_prompts(others[:1024])
+    others = [packed(number, *range(1, 64)) for number in range(1, 4098)]
+    server.note_prompts(others[:4096])
     assert [server.known_tokens(each) for each in (TALK, others[0])] == [0, 64]
-    server.note_prompts([others[0], others[1024]])  # it had the first one again
+    server.note_prompts([others[0], others[4096]])  # it had the first one again
     assert [server.known_tokens(each) for each in others[:3]] == [64, 0, 64]
     assert Replica("c", CURVE, 500, ReplicaPolicy()).known_tokens(TALK) == 0
 
@@ -220,6 +220,14 @@ def test_a_server_that_had_a_prompt_takes_it_if_at_most_a_fifth_slower(step: int
     chosen = choose_replica(servers, 0.0, 300, prompt=TALK).replica
     assert chosen is not None
     assert chosen.name == taken_by
+
+
+def test_chats_of_one_system_prompt_are_told_apart_by_what_follows() -> None:
+    system = tuple(range(1, 301))
+    first, second = (packed(*system, *[number] * 300) for number in (7, 8))
+    server = replica()
+    server.note_prompts([first])
+    assert [server.known_tokens(each) for each in (first, second)] == [512, 256]
 
 
 def test_a_conversation_goes_anywhere_unless_prefixes_count() -> None:
