@@ -228,6 +228,8 @@ def test_chats_of_one_system_prompt_are_told_apart_by_what_follows() -> None:
     server = replica()
     server.note_prompts([first])
     assert [server.known_tokens(each) for each in (first, second)] == [512, 256]
+    server.note_prompts([packed(*range(5000))])
+    assert server.known_tokens(packed(*range(6000))) == 4096
 
 
 def test_a_conversation_goes_anywhere_unless_prefixes_count() -> None:
