@@ -38,9 +38,9 @@ def draw(file: Path) -> str:
         f" + 2 looks of {step.sync_s:.0f} s"
     )
 
-    def line(name: str, value: Any, **how: bool) -> Series:
+    def line(name: str, value: Any, *, steps: bool = False, dashed: bool = False) -> Series:
         points = [(each.at_s - start_s, value(each)) for each in samples]
-        return Series(name, [(at_s, found) for at_s, found in points if found is not None], **how)
+        return Series(name, [(at_s, found) for at_s, found in points if found is not None], steps, dashed)
 
     replicas = [
         line("required", lambda each: each.required),
