@@ -21,6 +21,7 @@ from loadtest.kit.prometheus import sums, totals
 from tests.chart.rendering import kubectl
 from tests.cluster.release import DEPLOYMENT, NAMESPACE, Object, is_ready
 from tests.cluster.traffic import Traffic
+from tests.support.patience import patient
 
 EVERY_S = 0.5
 _PORT = 8001
@@ -74,7 +75,7 @@ class Watch:
 
     async def until(self, holds: Any, what: str, timeout_s: float) -> Sample:
         """Wait for a sample of which it holds. Raises TimeoutError."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + patient(timeout_s)
         while not self.samples or not holds(self.samples[-1]):
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"not within {timeout_s:.0f} s: {what}; last {self.samples[-1:]}")
