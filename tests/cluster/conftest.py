@@ -16,7 +16,7 @@ from tests.cluster import images
 from tests.cluster import keda as keda_on_cluster
 from tests.cluster.kafka_on_node import kafka_on_node
 from tests.cluster.one_node_cluster import OneNodeCluster
-from tests.cluster.release import NAMESPACE, Release, create_namespace, kube, offer_gpus
+from tests.cluster.release import NAMESPACE, Release, create_namespace, kube, kube_wait, offer_gpus
 
 GPUS = 8
 TIMEOUT_S = 2700
@@ -102,4 +102,4 @@ def new_release(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) ->
 
     yield new
     kube("delete", "apiservice", "v1beta1.external.metrics.k8s.io", "--ignore-not-found")
-    kube("delete", "namespace", NAMESPACE, "--wait", "--timeout=120s", timeout_s=150.0)
+    kube_wait("delete", "namespace", NAMESPACE, "--wait", timeout_s=120.0)

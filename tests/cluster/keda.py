@@ -5,7 +5,7 @@ from __future__ import annotations
 import yaml
 
 from tests.cluster.one_node_cluster import HOME
-from tests.cluster.release import METRICS_API, KubectlError, Object, kube, metrics_api
+from tests.cluster.release import METRICS_API, KubectlError, Object, kube, kube_wait, metrics_api
 from tests.support.until import wait_until
 
 IMAGE = "keda:2"
@@ -17,14 +17,14 @@ _DEPLOYMENTS = ("keda-operator", "keda-admission", "keda-metrics-apiserver")
 def install() -> None:
     kube("apply", "--server-side", "--kustomize", str(_MANIFESTS))
     for name in _DEPLOYMENTS:
-        kube("--namespace", _NAMESPACE, "rollout", "status", f"deployment/{name}", "--timeout=240s", timeout_s=250.0)
+        kube_wait("--namespace", _NAMESPACE, "rollout", "status", f"deployment/{name}", timeout_s=240.0)
     wait_until(_judges, "the webhooks judge", 120.0)
     _served()
 
 
 def uninstall() -> None:
     """Take it away with its definitions; nothing of theirs may be left."""
-    kube("delete", "--ignore-not-found", "--kustomize", str(_MANIFESTS), "--timeout=120s", timeout_s=150.0)
+    kube_wait("delete", "--ignore-not-found", "--kustomize", str(_MANIFESTS), timeout_s=120.0)
 
 
 def take_metrics_api() -> None:
@@ -66,4 +66,4 @@ def _judges() -> bool:
 
 
 def _served() -> None:
-    kube("wait", "--for=condition=Available", f"apiservice/{METRICS_API}", "--timeout=120s", timeout_s=130.0)
+    kube_wait("wait", "--for=condition=Available", f"apiservice/{METRICS_API}", timeout_s=120.0)

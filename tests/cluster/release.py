@@ -13,6 +13,7 @@ from typing import Any, Self
 import yaml
 
 from tests.chart.rendering import CHART, helm, kubectl
+from tests.support.patience import patient
 from tests.support.until import wait_until
 
 MODEL = "all-minilm-l6-v2"
@@ -32,10 +33,15 @@ class KubectlError(AssertionError):
 def kube(*arguments: str, stdin: str | None = None, timeout_s: float = 60.0) -> str:
     """Run kubectl; what it printed. Raises KubectlError."""
     command = [str(kubectl()), *arguments]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, input=stdin, timeout=timeout_s)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, input=stdin, timeout=patient(timeout_s))
     if done.returncode:
         raise KubectlError(f"{' '.join(arguments)}: {done.stderr}")
     return done.stdout
+
+
+def kube_wait(*arguments: str, timeout_s: float) -> str:
+    """Run kubectl, which itself waits for what it is told to wait for. Raises KubectlError."""
+    return kube(*arguments, _until(timeout_s), timeout_s=timeout_s + 30.0)
 
 
 def get(*arguments: str, namespace: str = NAMESPACE) -> Object:
@@ -111,7 +117,7 @@ class Release:
     def test(self, timeout_s: float = 180.0) -> str:
         """`helm test`, with the pod's log where helm can tell it: Helm 3 removes a pod that passed before."""
         logs = ("--logs",) if self.version > 3 else ()
-        return self.helm("test", self.name, *logs, "--timeout", f"{timeout_s:.0f}s", timeout_s=timeout_s)
+        return self.helm("test", self.name, *logs, _until(timeout_s), timeout_s=timeout_s)
 
     def rollback(self, timeout_s: float = 240.0) -> str:
         return self.helm("rollback", self.name, *_waiting(timeout_s), timeout_s=timeout_s)
@@ -157,7 +163,7 @@ class Release:
 
     def _run(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         command = [str(helm(self.version)), *arguments, "--namespace", self.namespace]
-        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=timeout_s + 30.0)
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=patient(timeout_s + 30.0))
 
 
 def condition(found: Object, kind: str) -> Any:
@@ -180,7 +186,12 @@ def merge(base: Object, changes: Mapping[str, Any]) -> None:
 
 
 def _waiting(timeout_s: float) -> tuple[str, ...]:
-    return ("--wait", "--timeout", f"{timeout_s:.0f}s")
+    return ("--wait", _until(timeout_s))
+
+
+def _until(timeout_s: float) -> str:
+    """The option of kubectl and helm that bounds their waiting."""
+    return f"--timeout={patient(timeout_s):.0f}s"
 
 
 def _object(kind: str, metadata: Object) -> Object:

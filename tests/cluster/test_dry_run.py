@@ -11,7 +11,7 @@ from tests.chart.custom_resources import DEFINITIONS
 from tests.chart.rendering import NAMESPACE, render
 from tests.chart.test_combinations import KINDS, MODES
 from tests.cluster.one_node_cluster import OneNodeCluster
-from tests.cluster.release import KubectlError, create_namespace, kube
+from tests.cluster.release import KubectlError, create_namespace, kube, kube_wait
 
 FILES = sorted(DEFINITIONS.glob("*.json"))
 
@@ -22,13 +22,13 @@ def definitions(lab: OneNodeCluster) -> Iterator[None]:
     assert lab is not None
     items = [json.loads(file.read_text(encoding="utf-8")) for file in FILES]
     kube("apply", "--server-side", "-f", "-", stdin=json.dumps(_list(items)))
-    kube("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s", timeout_s=90.0)
+    kube_wait("wait", "--for=condition=Established", "crd", "--all", timeout_s=60.0)
     create_namespace(NAMESPACE)
     for each in render("default"):  # a dry run makes none, and a Pod without its account is refused
         if each["kind"] == "ServiceAccount":
             kube("--namespace", NAMESPACE, "create", "serviceaccount", each["metadata"]["name"])
     yield
-    kube("delete", "namespace", NAMESPACE, "--wait", "--timeout=60s", timeout_s=90.0)
+    kube_wait("delete", "namespace", NAMESPACE, "--wait", timeout_s=60.0)
     kube("delete", "crd", *(each["metadata"]["name"] for each in items))
 
 

@@ -19,6 +19,7 @@ from tests.cluster.release import (
     get,
     give_metrics_api,
     kube,
+    kube_wait,
     metrics_api,
 )
 from tests.cluster.values import synthetic
@@ -45,7 +46,7 @@ def releases(new_release: NewRelease) -> Generator[dict[str, Release]]:
     for release in found.values():
         if release.helm("list", "--short", "--filter", f"^{release.name}$").strip():
             release.uninstall()
-    kube("delete", "namespace", ELSEWHERE, "--wait", "--timeout=120s", timeout_s=150.0)
+    kube_wait("delete", "namespace", ELSEWHERE, "--wait", timeout_s=120.0)
 
 
 def _small(name: str) -> dict[str, Any]:

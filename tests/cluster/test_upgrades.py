@@ -18,7 +18,17 @@ from tests.chart.custom_resources import DEFINITIONS
 from tests.cluster import kafka_on_node
 from tests.cluster.conftest import GPUS, NewRelease
 from tests.cluster.one_node_cluster import OneNodeCluster
-from tests.cluster.release import NAMESPACE, Object, Release, create_namespace, get, is_ready, kube, offer_gpus
+from tests.cluster.release import (
+    NAMESPACE,
+    Object,
+    Release,
+    create_namespace,
+    get,
+    is_ready,
+    kube,
+    kube_wait,
+    offer_gpus,
+)
 from tests.cluster.upgrades import everything, pods, stages
 from tests.cluster.upgrades.effects import Stage
 from tests.cluster.values import synthetic
@@ -35,7 +45,7 @@ def new_release_there(lab: OneNodeCluster, new_release: NewRelease) -> Generator
     """Makes releases where there is what the values speak of: others' definitions, GPUs, volumes, Secrets, images."""
     definitions = [*(json.loads(file.read_text(encoding="utf-8")) for file in DEFINITIONS.glob("*.json")), *STRIMZI]
     kube("apply", "--server-side", "-f", "-", stdin=json.dumps({**LIST, "items": definitions}))
-    kube("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s", timeout_s=90.0)
+    kube_wait("wait", "--for=condition=Established", "crd", "--all", timeout_s=60.0)
     create_namespace(everything.STRIMZI["namespace"])
     offer_gpus(GPUS, everything.GPU)
     lab.inside("install", "--directory", "--owner=10001", VOLUME)
@@ -45,7 +55,7 @@ def new_release_there(lab: OneNodeCluster, new_release: NewRelease) -> Generator
         for copy in (f"{pods.MIRROR}/{image}:{pods.TAG}", *(f"{host}/{image}@{stages.DIGEST}" for host in HOSTS)):
             lab.inside("ctr", "--namespace=k8s.io", "images", "tag", f"localhost/{source}", copy)
     yield new_release
-    kube("delete", "namespace", everything.STRIMZI["namespace"], "--wait", "--timeout=60s", timeout_s=90.0)
+    kube_wait("delete", "namespace", everything.STRIMZI["namespace"], "--wait", timeout_s=60.0)
     kube("delete", "crd", *(each["metadata"]["name"] for each in definitions))
 
 
