@@ -238,7 +238,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             {"{{result}}": _rate("tokenbatch_batch_api_lines_total", "result")},
             "ended: the batch was cancelled, or its window has passed.",
         ),
-        Panel("Bytes", "Bps", {"{{kind}}": _rate("tokenbatch_batch_api_bytes_total", "kind")}),
+        Panel("Bytes", "Bps", {"{{kind}}": _rate("tokenbatch_batch_api_size_bytes_total", "kind")}),
     ),
     "Costs": (
         Panel(

@@ -155,5 +155,6 @@ def callers(folder: Path, number: int = 0) -> Generator[Callers]:
     starting = [asked([_PROGRAM], folder / f"caller{each}.log") for each in range(number)]
     with ExitStack() as stack:
         with ThreadPoolExecutor(number) as pool:  # all at once: each takes seconds to import what it calls with
-            processes = list(pool.map(stack.enter_context, starting))
+            started = [pool.submit(stack.enter_context, each) for each in starting]
+            processes = [each.result() for each in started]
         yield Callers(processes)

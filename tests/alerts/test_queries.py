@@ -86,7 +86,7 @@ class Stack:
         self.server = synthetic(
             folder / "modelserver.log",
             PROFILE__ENABLED="true",
-            CONSTANTS='{"modelserver.settings:ProfileSettings.budget_s": 2}',
+            CONSTANTS='{"modelserver.wings.profile.settings:ProfileSettings.budget_s": 2}',
             SYNTHETIC__POISON_TOKEN_ID=POISON_ID,
         )
         self.aggregator = Aggregator(

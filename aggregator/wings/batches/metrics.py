@@ -15,7 +15,7 @@ class BatchMetrics:
             "tokenbatch.batch_api.lines", "{line}", "lines of batches that were answered", "result"
         )
         self.bytes = buffer.counter(
-            "tokenbatch.batch_api.bytes", "By", "bytes of uploaded files, and of what batches wrote", "kind"
+            "tokenbatch.batch_api.size", "By", "bytes of uploaded files, and of what batches wrote", "kind"
         )
 
     def uploaded(self, size_bytes: int) -> None:
