@@ -20,6 +20,7 @@ from loadtest.stack.kafka import KafkaBroker
 from loadtest.stack.part import Part
 from loadtest.stack.ports import free_ports
 from loadtest.stack.service import DEFAULT_MODEL_NAME, Aggregator, Service
+from loadtest.up.batch import run_batch
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.embedding.v1 import embedding_pb2_grpc as pb_grpc
 from tests.alerts.prometheus import Prometheus
@@ -101,6 +102,8 @@ class Stack:
                 "KAFKA__PARTITIONS": "2",
                 "SLA__LATENCY_S": "2",  # without a promise nothing is late, and nothing counts it
                 "DEMAND__BIND": f"127.0.0.1:{demand_port}",
+                "BATCHES__STORE": f"file://{folder / 'store'}",
+                "BATCHES__TOPIC": f"{TOPICS.requests}-chunks",
             },
         )
         self.scaler = scaler(folder / "scaler.log", self.kafka.bootstrap, f"127.0.0.1:{demand_port}")
@@ -128,12 +131,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
 
 @asynccontextmanager
 async def traffic(stack: Stack) -> AsyncGenerator[None]:
-    """Requests by Kafka and by gRPC, most of them good and some that the engine fails on, until the block ends."""
+    """Requests by Kafka and gRPC, and batches; the engine fails on a few of the requests; until the block ends."""
     async with (
         open_kafka_client(stack.kafka.bootstrap, TOPICS) as desk,
         grpc.aio.insecure_channel(stack.aggregator.address) as channel,
     ):
-        flowing = asyncio.create_task(_flow(desk, pb_grpc.EmbeddingsStub(channel), stack.aggregator.http_address))
+        flowing = asyncio.create_task(_flow(desk, pb_grpc.EmbeddingsStub(channel), stack.aggregator))
         try:
             yield
         finally:
@@ -142,8 +145,8 @@ async def traffic(stack: Stack) -> AsyncGenerator[None]:
                 await flowing
 
 
-async def _flow(desk: KafkaClient, door: pb_grpc.EmbeddingsAsyncStub, http: str) -> None:
-    number = 0
+async def _flow(desk: KafkaClient, door: pb_grpc.EmbeddingsAsyncStub, aggregator: Aggregator) -> None:
+    http, number = aggregator.http_address, 0
     while True:
         number += 1
         texts = [f"question {number} of {each}" for each in range(20)] + [POISON] * (number % 5 == 0)
@@ -152,6 +155,7 @@ async def _flow(desk: KafkaClient, door: pb_grpc.EmbeddingsAsyncStub, http: str)
             with suppress(grpc.aio.AioRpcError):  # of the poison
                 await door.Embed(pb.EmbedRequest(request_id="call", inputs=[pb.Input(text=text)]), timeout=20)
         await asyncio.to_thread(urllib.request.urlopen, f"http://{http}/health", timeout=20)
+        await asyncio.to_thread(run_batch, http, aggregator.metrics_address, texts[:1])
         await asyncio.sleep(0.2)
 
 
