@@ -70,7 +70,7 @@ class Connection:
         return kind.secure_channel(self.target, grpc.ssl_channel_credentials(*files), options=options)
 
     def attempts(self, timeout_s: float) -> Attempts:
-        """Those of one call that has so many seconds. Raises InputError for what is no time."""
+        """The attempts of one call with this time-out. Raises InputError if it is not a number above zero."""
         return Attempts(time.monotonic() + seconds(timeout_s), self.retry)
 
 

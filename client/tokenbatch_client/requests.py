@@ -188,7 +188,7 @@ def _made(kind: type[_M], options: Options, **fields: Any) -> _M:
 
 
 def _time_after(delay_s: float) -> timestamp_pb2.Timestamp:
-    """So many seconds from now."""
+    """The time `delay_s` seconds from now."""
     seconds, rest = divmod(time.time() + delay_s, 1)
     return timestamp_pb2.Timestamp(seconds=int(seconds), nanos=int(rest * 1e9))
 

@@ -236,7 +236,7 @@ class Batches:
         return await self.load(batch_path(folder, batch_id, "cancel"), Cancel) is not None
 
     async def _end(self, folder: str, batch: Batch, why: End, wait_s: float) -> None:
-        """Write the parts that nobody wrote: their lines have ended. Whoever writes a part first is right."""
+        """Write each missing part as ended. A part is written once: if another aggregator wrote it, that one counts."""
         try:
             await self._sleep(wait_s)
             plan = await self.plan(folder, batch)
@@ -323,7 +323,7 @@ class Batches:
         )
 
     async def close(self) -> None:
-        """End what runs; whoever looks at its batch next goes on."""
+        """Cancel the running tasks; the next request for one of their batches starts its task again."""
         for task in [*self._tasks.values()]:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -23,9 +23,9 @@ from aggregator.wings.batches.objects import Batch, Pointer, part_path
 
 _LOG = logging.getLogger(__name__)
 SLICE_LINES = 32
-"""Lines that are read, queued or answered in one turn of the event loop: that takes less than a millisecond,"""
+"""Lines that are read, queued or answered in one turn of the event loop, in less than a millisecond."""
 _SLICE_BYTES = 128 * 1024
-"""and so do so many bytes of answers. Live calls have their turns in between."""
+"""Bytes of answers that are written in one turn. Live calls run between the turns."""
 _INTERNAL = Failure(Code.INTERNAL, "internal error: see the log of the aggregator")
 
 
@@ -137,7 +137,7 @@ def _as_json(found: tuple[Any, Answer]) -> tuple[Any, Answer]:
 
 
 def slices(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
-    """Requests whose answers are written in one turn of the event loop; a long one has a slice of its own."""
+    """Split the requests into slices, each answered in one turn of the event loop; a long answer is alone in one."""
     begin = size_bytes = 0
     for place, request in enumerate(requests):
         own_bytes = 0 if request.failed else origin_of(request).answer.size_bytes(request)

@@ -16,7 +16,7 @@ MAX_LINE_BYTES = 4 * 1024 * 1024
 """As a call's body."""
 _MOST_ID_CHARACTERS = 512
 _COUNTED_BYTES = 64 * 1024
-"""The inputs of a longer body are not counted, which would take long: it is a chunk of its own."""
+"""A longer body is a chunk by itself, because counting its inputs would take too long."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 

@@ -163,7 +163,7 @@ class Store:
     async def sweep(self, before_s: float) -> int:
         """Delete what uploads left in a folder that were cut off before a time (Unix); returns the files.
 
-        A bucket has rules of its own for that.
+        Buckets are left alone: a lifecycle rule does it there.
         """
         if not self.url.startswith(_FOLDER):
             return 0

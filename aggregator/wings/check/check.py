@@ -33,8 +33,7 @@ async def check(
     """Print what was found; 0 if all of it works, else 1.
 
     `kinds`: the tasks of this aggregator. `trials`: of further brokers and extensions. `topics`: those that extensions
-    read and write. `authenticate` reads the
-    credentials of callers. `shortage`: of files that may be open.
+    read and write. `authenticate` reads the credentials of callers. `shortage`: of files that may be open.
     """
     logging.disable()  # the libraries' lines, which come before the sentence that says what to do
     findings = Findings()

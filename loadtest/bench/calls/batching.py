@@ -33,7 +33,7 @@ _EVERY = {"questions": 0, "mixed": 10}
 """The inputs of each load, of which every tenth may be a document instead."""
 _WORDS = (60, 160)  # of a document, some 75 to 200 tokens: what MiniLM takes whole
 _STEPS, _LEAST_S = 4.0, 0.1
-"""An answer is in time within so many full steps, and at least so many seconds, as in the simulator."""
+"""The latency target, as in the simulator: this many times a full step, but at least this many seconds."""
 _COLUMNS = ("throughput", "tokens", "p50", "p99", "late", "fill", "callers_thread")
 
 

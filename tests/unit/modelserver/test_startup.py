@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typing_extensions import override
 
-from modelserver import model_files, startup
+from modelserver import startup
 from modelserver.engines.choice import Choice, EngineWings, uncounted
 from modelserver.engines.engine import Measurable, StepThreads, Task
 from modelserver.model_files import ModelFiles
@@ -14,22 +14,10 @@ from modelserver.service.description import describe
 from modelserver.settings import ModelServerSettings
 from modelserver.startup import EngineStart, Profiler
 from modelserver.watch import TIMEOUTS_S, PhaseWatchdog
-from tests.support.fake_step_engine import FakeStepEngine, facts_of
+from tests.support.fake_step_engine import FakeStepEngine
 
 WATCH = PhaseWatchdog()
 SETTINGS = ModelServerSettings()
-
-
-@pytest.fixture(scope="module")
-def files() -> ModelFiles:
-    return model_files.read(model_files.locate("", ""), "r1")
-
-
-@pytest.fixture
-def engine() -> FakeStepEngine:
-    engine = FakeStepEngine(facts_of(step_tokens=64, step_queries=64))
-    engine.gate.set()
-    return engine
 
 
 class Recorder(Profiler):

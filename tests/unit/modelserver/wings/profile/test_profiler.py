@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from modelserver import model_files
 from modelserver.all_settings import AllModelServerSettings
 from modelserver.engines.engine import StepThreads
 from modelserver.errors import CannotStart
@@ -19,19 +18,7 @@ from modelserver.wings.profile import profiler, store
 from modelserver.wings.profile.measure import known
 from modelserver.wings.profile.profiler import SaturationProfiler, keep, load, owner_of
 from modelserver.wings.profile.settings import ProfileSettings
-from tests.support.fake_step_engine import FakeStepEngine, facts_of
-
-
-@pytest.fixture(scope="module")
-def files() -> ModelFiles:
-    return model_files.read(model_files.locate("", ""), "r1")
-
-
-@pytest.fixture
-def engine() -> FakeStepEngine:
-    engine = FakeStepEngine(facts_of(step_tokens=64, step_queries=64))
-    engine.gate.set()
-    return engine
+from tests.support.fake_step_engine import FakeStepEngine
 
 
 def settings_of(folder: Path, **changes: object) -> AllModelServerSettings:
