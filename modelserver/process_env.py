@@ -69,6 +69,12 @@ def prepare_engine_env(env: MutableMapping[str, str], *, local_model: bool, v1_r
         env.setdefault("OMP_NUM_THREADS", str(threads))
 
 
+def described_threads(count: int, env: Mapping[str, str]) -> str:
+    """The threads of a CPU's engine in words, by which measured times are told apart."""
+    spin = env.get("OMP_WAIT_POLICY", "").lower() == "active"
+    return f"{count} threads that spin" if spin else f"{count} threads"
+
+
 def cpu_quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
     """Whole cores that the container may use, where that is less than it sees; torch would start a thread for each."""
     try:

@@ -111,6 +111,7 @@ def warm_up(engine: Engine) -> None:
     """
     facts = engine.facts
     began_s = time.monotonic()
+    _log.info("warming up", extra={"stage": "warm-up"})
     whole, rest = divmod(facts.step_token_capacity, facts.max_input_tokens)
     lengths = np.array(([facts.max_input_tokens] * whole + [rest] * (rest > 0))[: facts.step_query_capacity], np.int32)
     token_ids = np.random.default_rng(0).integers(0, facts.vocabulary_size, int(lengths.sum()), np.int32)

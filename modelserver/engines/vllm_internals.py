@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.core import EngineCore
 
 from modelserver.engines.engine import IdArray, Spans
+from modelserver.process_env import described_threads
 
 T = TypeVar("T")
 
@@ -224,7 +226,7 @@ def device_name(*, on_cpu: bool) -> str:
     file = Path("/proc/cpuinfo")
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else 'cpu'}, {torch.get_num_threads()} threads"
+    return f"{names[0] if names else 'cpu'}, {described_threads(torch.get_num_threads(), os.environ)}"
 
 
 def runner_of(core: EngineCore) -> Any:

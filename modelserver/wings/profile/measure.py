@@ -47,13 +47,17 @@ class ProfileOwner:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A measured curve: medians over `runs` rounds at each total of tokens, in seconds."""
+    """A measured curve: medians over `runs` rounds at each total of tokens, in seconds.
+
+    `threaded_tokens`: from which size on a step is worth all threads; None: not measured, as on a GPU.
+    """
 
     owner: ProfileOwner
     curve: Curve
     points: tuple[tuple[int, float], ...]
     runs: int
     measured_at: str
+    threaded_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,7 @@ def _now() -> str:
 
 def summary(profile: Profile) -> dict[str, object]:
     curve = profile.curve
+    threads = {} if profile.threaded_tokens is None else {"threaded_tokens": profile.threaded_tokens}
     return {
         "saturation_point": curve.saturation_point,
         "rule": curve.rule.value,
@@ -176,4 +181,5 @@ def summary(profile: Profile) -> dict[str, object]:
         "per_token_s": curve.per_token_s,
         "max_tokens": curve.max_tokens,
         "runs": profile.runs,
+        **threads,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
 from typing_extensions import override
 
@@ -29,7 +30,10 @@ _RUNS, _MIN_RUNS = 15, 3
 
 
 class SaturationProfiler(Profiler):
-    """Measures step time by tokens, and the size from which a step is worth all threads; each once for all engines."""
+    """Takes or measures step time by tokens, and the size from which a step is worth all threads; once for all engines.
+
+    The threads come first: step times depend on them.
+    """
 
     def __init__(self, settings: ModelServerSettings, files: ModelFiles) -> None:
         super().__init__(settings, files)
@@ -43,25 +47,34 @@ class SaturationProfiler(Profiler):
 
     @override
     def built(self, engine: Measurable, threads: StepThreads | None = None) -> None:
+        if self.profile is None:
+            self.profile = found(engine, self.settings, self.files)
+            if self.profile is not None and self._threaded_tokens is None:
+                self._threaded_tokens = self.profile.threaded_tokens
         if threads is not None:
             if self._threaded_tokens is None:
                 self._threaded_tokens = measure_threads(engine, threads)
             threads.threaded_tokens = self._threaded_tokens
         if self.profile is None:
-            self.profile = load(engine, self.settings, self.files)
+            self.profile = measured(engine, self.settings, self.files)
 
     @override
     async def before_serving(self, queue: StepQueue, description: Description) -> None:
-        """Add `backlog_tokens` to a profile that was measured here, through the server, and keep it."""
+        """Add what was measured here to the profile, its `backlog_tokens` through the server, and keep it."""
         wanted, profile = self.settings.group(ProfileSettings), self.profile
-        if wanted is None or wanted.file is not None or profile is None or profile.curve.backlog_tokens:
+        if wanted is None or wanted.file is not None or profile is None:
             return
-        self.profile = await with_backlog(profile, queue, description)
-        keep(self.profile, self.settings, description.facts)
+        whole = replace(profile, threaded_tokens=self._threaded_tokens)
+        if not profile.curve.backlog_tokens:
+            whole = await with_backlog(whole, queue, description)
+        elif whole == profile:
+            return
+        self.profile = whole
+        keep(whole, self.settings, description.facts)
 
 
-def load(engine: Measurable, settings: ModelServerSettings, files: ModelFiles) -> Profile | None:
-    """The supplied profile, else the cached one, else one measured now; None where it is switched off.
+def found(engine: Measurable, settings: ModelServerSettings, files: ModelFiles) -> Profile | None:
+    """The supplied profile, else the cached one; None where there is neither.
 
     A synthetic engine's is known without. Raises CannotStart for a supplied profile that belongs to something else.
     """
@@ -83,9 +96,15 @@ def load(engine: Measurable, settings: ModelServerSettings, files: ModelFiles) -
     cached = store.cached(wanted.cache, owner, plan)
     if cached is not None:
         _log.info("took the cached profile", extra={"stage": "profile", **summary(cached)})
-        return cached
-    if not wanted.enabled:
+    return cached
+
+
+def measured(engine: Measurable, settings: ModelServerSettings, files: ModelFiles) -> Profile | None:
+    """The profile measured now; None where that is switched off."""
+    wanted = settings.group(ProfileSettings)
+    if wanted is None or not wanted.enabled:
         return None
+    owner, plan = owner_of(settings, engine.facts, files), sweep_plan(settings, engine.facts)
     _log.info("measuring the saturation profile", extra={"stage": "profile", "max_tokens": plan.max_tokens})
     return measure(engine, owner, plan)
 

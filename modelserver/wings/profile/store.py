@@ -73,12 +73,16 @@ def _parsed(content: dict[str, Any]) -> Profile:
     points = tuple((int(tokens), float(time_s)) for tokens, time_s in content["points"])
     if any(tokens < 1 or not 0.0 < time_s < math.inf for tokens, time_s in points):
         raise ValueError("a point of it was never measured")
+    threaded_tokens = content.get("threaded_tokens")  # releases before it did not keep it
+    if threaded_tokens is not None and int(threaded_tokens) < 0:
+        raise ValueError(f"its threaded_tokens are {threaded_tokens}")
     return Profile(
         owner=ProfileOwner(**content["owner"]),
         curve=_curve(**content["curve"]),
         points=points,
         runs=int(content["runs"]),
         measured_at=str(content["measured_at"]),
+        threaded_tokens=None if threaded_tokens is None else int(threaded_tokens),
     )
 
 

@@ -44,6 +44,7 @@ async def with_backlog(
     sizes = batch_sizes(profile.curve.saturation_point, facts.step_token_capacity)
     rng = np.random.default_rng(_SEED)
     times: dict[int, list[float]] = {size: [] for size in sizes}
+    _log.info("measuring batches through the server", extra={"stage": "profile", "sizes": len(sizes)})
     try:
         async with _server(queue, description) as stub:
             for _ in range(_ROUNDS):

@@ -69,6 +69,14 @@ def test_torch_gets_no_more_threads_than_the_container_has_cores(
     assert process_env.cpu_quota(tmp_path / "missing") is None
 
 
+@pytest.mark.parametrize(
+    ("policy", "described"),
+    [({"OMP_WAIT_POLICY": "ACTIVE"}, "2 threads that spin"), ({"OMP_WAIT_POLICY": "passive"}, "2 threads")],
+)
+def test_times_of_threads_that_spin_are_told_apart(policy: dict[str, str], described: str) -> None:
+    assert process_env.described_threads(2, policy) == described
+
+
 def test_a_missing_library_is_named_with_its_package() -> None:
     def load(name: str) -> object:
         raise OSError(name)

@@ -27,6 +27,7 @@ def check_profile(data: bytes) -> None:
     curve = profile.curve
     assert curve.saturation_point >= 1, "Batches would hold nothing."
     assert all(curve.time_s(tokens) >= 0 for tokens in (0, 1, 10_000)), "A step would take no time that there is."
+    assert (profile.threaded_tokens or 0) >= 0, "No step is that small."
     assert all(tokens > 0 and 0 < time_s < math.inf for tokens, time_s in profile.points)
     summary(profile)
     described(profile)

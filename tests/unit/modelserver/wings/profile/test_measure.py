@@ -24,6 +24,7 @@ from modelserver.wings.profile.measure import (
     known,
     measure,
     production_mix,
+    summary,
     sweep,
 )
 from modelserver.wings.profile.profiler import described
@@ -183,6 +184,16 @@ def test_graphs_are_measured_at_their_sizes_and_just_above_them(tmp_path: Path) 
     assert store.load(tmp_path / "profile.json", OWNER).curve.time_s(513) == 0.5
 
 
+@pytest.mark.parametrize("threaded_tokens", [None, 0, 65])
+def test_a_profile_keeps_the_size_that_is_worth_all_threads(
+    profile: Profile, tmp_path: Path, threaded_tokens: int | None
+) -> None:
+    kept = replace(profile, threaded_tokens=threaded_tokens)
+    store.save(kept, tmp_path / "profile.json")
+    assert store.load(tmp_path / "profile.json", OWNER) == kept
+    assert summary(kept).get("threaded_tokens") == threaded_tokens
+
+
 def test_a_profile_may_begin_at_one_token_and_pay_from_there(profile: Profile, tmp_path: Path) -> None:
     smallest = replace(profile, curve=replace(profile.curve, saturation_point=1), points=((1, 0.5), *profile.points))
     store.save(smallest, tmp_path / "profile.json")
@@ -216,6 +227,9 @@ def test_what_is_no_profile_is_refused(tmp_path: Path, content: str) -> None:
         ("curve.per_token_s", None),
         ("points", [[0, 1.0]]),
         ("points", [[8, 0.0]]),
+        ("threaded_tokens", -1),
+        ("threaded_tokens", math.inf),
+        ("threaded_tokens", []),
     ],
 )
 def test_figures_that_no_step_could_have_are_refused(

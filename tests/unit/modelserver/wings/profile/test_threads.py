@@ -88,9 +88,21 @@ def test_where_threads_are_woken_for_nothing_all_compute_every_step() -> None:
 
 
 def test_if_one_thread_is_never_slower_unmeasured_larger_steps_get_all() -> None:
-    machine = Machine(lambda tokens, threads: tokens * threads * 1e-4)
+    machine = Machine(lambda tokens, threads: tokens * threads * 1e-5)
     assert machine.measured() == 1025
     assert machine.threads_of(1025) == COUNT
+
+
+def test_where_other_work_has_the_cores_the_start_does_not_wait_for_long_steps() -> None:
+    machine = Machine(lambda tokens, threads: tokens * threads * 1e-4)
+    assert machine.measured() == 513, "one thread takes 51 ms"
+    assert max(tokens for tokens, _ in machine.steps) == 512
+
+
+def test_a_size_is_settled_once_most_of_nine_turns_are_won() -> None:
+    machine = Machine(barriers(wake_s=1.0), replace(FACTS, step_token_capacity=8))
+    machine.measured()
+    assert machine.steps == [(8, 1), *[(8, 1), (8, COUNT)] * 5]
 
 
 def test_a_step_that_was_disturbed_does_not_decide() -> None:
