@@ -23,6 +23,8 @@ FOR_WHOLE_TEXTS = {"GENERATION__TIME_PER_OUTPUT_TOKEN_S": "0.4"}
 """Of a model server whose callers wait for whole texts: longer steps compute more of them."""
 _MODEL_SERVER_PREFIX = "TOKENBATCH_MODELSERVER_"
 _AGGREGATOR_PREFIX = "TOKENBATCH_AGGREGATOR_"
+_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
+"""Bytecode is kept also where this process may not: else every start compiles for 14 seconds what vLLM imports."""
 
 
 class Service(Part):
@@ -34,7 +36,7 @@ class Service(Part):
         super().__init__(name, f"`python -m {module} --help` lists its settings; its log is {log_file}.")
         self.metrics_address = f"localhost:{metrics_port}"
         self._module = module
-        self._environment = environment
+        self._environment = {**_BYTECODE, **environment}
         self._log_file = log_file
 
     @override

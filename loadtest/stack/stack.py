@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
@@ -21,11 +21,16 @@ from loadtest.stack.redis import RedisServer
 from loadtest.stack.service import FOR_WHOLE_TEXTS, Aggregator, ModelServer, Service
 from loadtest.texts import minilm_ranker
 
+_REMIND_S = 5.0  # who reads a log waits no longer for a sign of life, as in .ci/install
+
 
 @dataclass(slots=True)
 class _Stage:
+    """A stage and what it does now, since `since_s`."""
+
     began_s: float
     detail: str = ""
+    since_s: float = 0.0
     bar: TaskID | None = None
 
 
@@ -34,8 +39,10 @@ class Stages:
     """Stages by name, in the order in which they begin."""
 
     console: Console
+    clock: Callable[[], float] = time.monotonic
     _stages: dict[str, _Stage] = field(default_factory=dict[str, _Stage])
     _live: Progress | None = None
+    _printed_s: float = 0.0
 
     def __enter__(self) -> Self:
         """Start drawing, where there is a terminal to draw on."""
@@ -52,7 +59,7 @@ class Stages:
             self._live = None
 
     def begin(self, name: str, detail: str) -> None:
-        stage = self._stages[name] = _Stage(time.monotonic())
+        stage = self._stages[name] = _Stage(self.clock())
         if self._live:
             stage.bar = self._live.add_task(name, total=1)
         self.tell(name, detail)
@@ -61,11 +68,17 @@ class Stages:
         stage = self._stages[name]
         if detail == stage.detail:
             return
-        stage.detail = detail
+        stage.detail, stage.since_s = detail, self.clock()
         if self._live and stage.bar is not None:
             self._live.update(stage.bar, description=f"{name:<13} {detail}")
         else:
-            self.console.print(f"==> {name}: {detail}", markup=False, soft_wrap=True)
+            self._print(name, detail)
+
+    def remind(self, name: str) -> None:
+        """Say that this stage goes on, to a log that has heard of none for a while; a terminal draws the time."""
+        now_s, stage = self.clock(), self._stages[name]
+        if not self._live and now_s - self._printed_s >= _REMIND_S:
+            self._print(name, f"still {stage.detail}, {now_s - stage.since_s:.0f} s")
 
     def count(self, name: str, detail: str, done: int, total: int) -> None:
         """How many there are of all that it needs; a log hears of every quarter."""
@@ -78,7 +91,11 @@ class Stages:
             self._live.update(stage.bar, completed=1)
             self.tell(name, detail)
         else:
-            self.tell(name, f"{detail} ({time.monotonic() - stage.began_s:.1f} s)")
+            self.tell(name, f"{detail} ({self.clock() - stage.began_s:.1f} s)")
+
+    def _print(self, name: str, detail: str) -> None:
+        self.console.print(f"==> {name}: {detail}", markup=False, soft_wrap=True)
+        self._printed_s = self.clock()
 
 
 _MODEL_TIMEOUT_S = 1800.0  # a first start may download the model
@@ -257,7 +274,9 @@ class Stack:
                 self._watch(part)
             if time.monotonic() > deadline_s:
                 raise awaited.too_late(timeout_s)
-            time.sleep(_POLL_S)
+            if awaited in self._starting:
+                self._stages.remind(awaited.name)
+                time.sleep(_POLL_S)
 
     def _watch(self, part: Part) -> None:
         if isinstance(part, Service):

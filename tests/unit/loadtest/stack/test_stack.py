@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,26 @@ def told(*, done_before: int, terminal: bool) -> str:
         for done in range(done_before, 92):
             stages.count("Kafka", "downloading jars", done, 92)
     return output.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("terminal", "reminders"),
+    [(False, ["still loading the model, 5 s", "still loading the model, 11 s"]), (True, [])],
+)
+def test_a_log_hears_every_few_seconds_that_a_start_goes_on(*, terminal: bool, reminders: list[str]) -> None:
+    now_s, output = 100.0, io.StringIO()
+    with Stages(Console(file=output, force_terminal=terminal, width=200), lambda: now_s) as stages:
+        stages.begin("model server", "starting")
+        stages.begin("aggregator", "starting")
+        now_s += 1
+        stages.tell("model server", "loading the model")
+        for waited_s in (4, 1, 4, 2, 4):
+            now_s += waited_s
+            stages.remind("model server")
+        stages.tell("model server", "loaded the model")
+        now_s += 4
+        stages.remind("aggregator")
+    assert re.findall(r"still .*", output.getvalue()) == reminders
 
 
 @pytest.mark.parametrize(("done_before", "lines"), [(0, [0, 23, 46, 69]), (24, [46, 69]), (91, [])])
