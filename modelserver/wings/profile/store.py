@@ -18,6 +18,7 @@ from modelserver.wings.profile.saturation import Curve, Rule
 _LATER = {"options": "{}", "graphs": ""}
 """Parts of an owner that releases before them did not have, as they are where nothing is set."""
 _FORMAT = 1  # rises with a change that older files do not fit
+_COUNTS = range(2**32)  # as `Describe` publishes them
 
 
 def save(profile: Profile, file: Path) -> None:
@@ -70,20 +71,25 @@ def cache_file(folder: Path, owner: ProfileOwner, plan: SweepPlan) -> Path:
 def _parsed(content: dict[str, Any]) -> Profile:
     if content["format"] != _FORMAT:
         raise ValueError(f"format {content['format']}, where {_FORMAT} is understood")
-    points = tuple((int(tokens), float(time_s)) for tokens, time_s in content["points"])
+    points = tuple((_count(tokens), float(time_s)) for tokens, time_s in content["points"])
     if any(tokens < 1 or not 0.0 < time_s < math.inf for tokens, time_s in points):
         raise ValueError("a point of it was never measured")
     threaded_tokens = content.get("threaded_tokens")  # releases before it did not keep it
-    if threaded_tokens is not None and int(threaded_tokens) < 0:
-        raise ValueError(f"its threaded_tokens are {threaded_tokens}")
     return Profile(
         owner=ProfileOwner(**content["owner"]),
         curve=_curve(**content["curve"]),
         points=points,
-        runs=int(content["runs"]),
+        runs=_count(content["runs"]),
         measured_at=str(content["measured_at"]),
-        threaded_tokens=None if threaded_tokens is None else int(threaded_tokens),
+        threaded_tokens=None if threaded_tokens is None else _count(threaded_tokens),
     )
+
+
+def _count(value: Any) -> int:
+    """Raises ValueError, TypeError or OverflowError for what is none."""
+    if (count := int(value)) not in _COUNTS:
+        raise ValueError(f"{count} is no count")
+    return count
 
 
 def _curve(
@@ -100,14 +106,13 @@ def _curve(
 ) -> Curve:
     """Raises ValueError, TypeError or OverflowError for what no step could follow."""
     times = (float(floor_s), float(fixed_s), float(per_token_s))
-    sizes = tuple(sorted(map(int, capture_sizes)))
-    curve = Curve(
-        *times, int(saturation_point), Rule(rule), int(max_tokens), int(backlog_tokens), sizes, float(eager_s)
-    )
+    sizes = tuple(sorted(map(_count, capture_sizes)))
+    counts = (_count(saturation_point), Rule(rule), _count(max_tokens), _count(backlog_tokens))
+    curve = Curve(*times, *counts, sizes, float(eager_s))
     if (
         any(not 0.0 <= seconds < math.inf for seconds in (*times, curve.eager_s))
         or not any(times)
-        or min(curve.saturation_point, 1 + curve.backlog_tokens) < 1
+        or curve.saturation_point == 0
     ):
         raise ValueError("its curve gives no time that a step could take")
     return curve
