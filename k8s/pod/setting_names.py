@@ -108,6 +108,8 @@ class Names:
     def meant(self, path: Path, shown: Mapping[Path, str] | None = None) -> str:
         """The end of a sentence about a name that is no setting: what was meant, else what there is."""
         path = tuple(part for part in path if not part.isdecimal())
+        if not path:
+            return "; --help lists all"
         found = self._nearest(path)
         if isinstance(found, str):
             return f": {found}"

@@ -28,8 +28,9 @@ class Shape:
     pooling: str
 
 
-def _bert(layers: int, hidden: int, heads: int, kind: str = "BertModel") -> Shape:
+def _bert(layers: int, hidden: int, heads: int, kind: str = "BertModel", positions: int = 512) -> Shape:
     config = {
+        "max_position_embeddings": positions,
         "vocab_size": _VOCABULARY,
         "num_hidden_layers": layers,
         "hidden_size": hidden,
@@ -58,7 +59,7 @@ SHAPES = {
     "base": _bert(12, 768, 12),
     "large": _bert(24, 1024, 16),
     "decoder-0.6b": _qwen3(28, 1024, 16),
-    "mpnet": _bert(6, 384, 12, "MPNetModel"),
+    "mpnet": _bert(6, 384, 12, "MPNetModel", 514)  # counts from 2,
     "tiny": _bert(2, 64, 2),
 }
 """As BERT base and large, Qwen3-Embedding-0.6B with a smaller vocabulary, and MiniLM where transformers computes it.

@@ -109,6 +109,8 @@ def test_names_without_the_prefix_and_kubernetes_links_are_no_settings(tmp_path:
         ("APP_KAFKA__TOPICS__0", ": did you mean APP_KAFKA__TOPICS?"),
         ("APP_ZZZ", "; --help lists all"),
         ("APP__ENV_FILE", "; --help lists all"),
+        ("APP_0", "; --help lists all"),
+        ("APP_0__1", "; --help lists all"),
     ],
 )
 def test_a_variable_that_is_no_setting_is_refused_with_the_nearest_name(name: str, told: str, tmp_path: Path) -> None:
@@ -116,8 +118,9 @@ def test_a_variable_that_is_no_setting_is_refused_with_the_nearest_name(name: st
 
 
 def test_a_key_of_a_file_or_json_that_is_no_setting_is_refused_anywhere(tmp_path: Path) -> None:
-    file = "nahme: x\n_env_file: x\nkafka:\n  budgte: 1\n  topics:\n  - nme: a\n    name: a\n"
+    file = "nahme: x\n_env_file: x\n'0': x\nkafka:\n  budgte: 1\n  topics:\n  - nme: a\n    name: a\n"
     assert sorted(problems(tmp_path, file=file)) == [
+        "0 is not a setting; --help lists all",
         "_env_file is not a setting; --help lists all",
         "kafka.budgte is not a setting: did you mean kafka.budget?",
         "kafka.topics.0.nme is not a setting: did you mean kafka.topics.name?",
