@@ -59,7 +59,7 @@ SHAPES = {
     "base": _bert(12, 768, 12),
     "large": _bert(24, 1024, 16),
     "decoder-0.6b": _qwen3(28, 1024, 16),
-    "mpnet": _bert(6, 384, 12, "MPNetModel", 514)  # counts from 2,
+    "mpnet": _bert(6, 384, 12, "MPNetModel", 514),  # whose positions begin at 2
     "tiny": _bert(2, 64, 2),
 }
 """As BERT base and large, Qwen3-Embedding-0.6B with a smaller vocabulary, and MiniLM where transformers computes it.
