@@ -55,7 +55,8 @@ class Pairs:
             if isinstance(found, Failure):
                 yield found
             elif first is None:
-                yield self._marked(fitted(revision, request, found), len(found))
+                alone = fitted(revision, request, found)
+                yield self._marked(alone, 0 if isinstance(alone, Failure) else len(alone))
             elif isinstance(both := ends[first], Failure):
                 yield both
             else:

@@ -132,6 +132,14 @@ async def test_the_document_is_cut_and_never_the_query(truncate: embedding.Trunc
 
 
 @in_virtual_time
+async def test_a_text_alone_that_is_cut_has_no_second_text_behind_its_end() -> None:
+    engine = new_engine(TYPED)
+    async with FakedPipeline(engine).started() as faked:
+        await answered(faked, score((WORDS, None), truncate=embedding.TRUNCATE_END))
+    assert sent(engine) == [([FIRST, *range(100, 130), LAST], 32)]
+
+
+@in_virtual_time
 async def test_truncate_to_shortens_further() -> None:
     engine = new_engine()
     async with FakedPipeline(engine).started() as faked:

@@ -113,6 +113,19 @@ async def test_a_text_beyond_the_length_of_its_side_is_cut_or_refused() -> None:
     assert rows_of(shorter.inputs[0]) == [1, 71, 10, 20, 2]
 
 
+@pytest.mark.parametrize("truncate", [embedding.TRUNCATE_NONE, embedding.TRUNCATE_END, embedding.TRUNCATE_START])
+@in_virtual_time
+async def test_a_text_cut_to_less_than_the_models_prefix_is_refused(truncate: embedding.Truncate) -> None:
+    rules = Rules.of(modelserver_pb2.TokenVectors(document_prefix=[70, 71, 72]))
+    async with FakedPipeline(FakeEngine(replace(MULTI, details=rules))).started() as faked:
+        for least in (1, 2, 3):
+            refused = await answered(faked, "10 20", truncate=truncate, truncate_to=least)
+            assert refused.status.code == Code.INVALID_ARGUMENT
+            assert f"truncate_to {least} leaves no room for a text behind the 3 tokens" in refused.status.message
+        least_of_all = await answered(faked, "10 20 30 40", truncate=embedding.TRUNCATE_END, truncate_to=6)
+    assert rows_of(least_of_all.inputs[0]) == [1, 70, 71, 72, 10, 2]
+
+
 @in_virtual_time
 async def test_what_has_no_row_at_all_is_refused_by_itself() -> None:
     async with FakedPipeline(FakeEngine(MULTI)).started() as faked:
