@@ -25,6 +25,7 @@ TIMEOUT_S = 10.0
 """The deadline of a call that names none: ten times what a loaded service takes."""
 TEXT_TIMEOUT_S = 120.0
 """The deadline of a text, of which a CPU gives some tokens a second."""
+_ERRORS = ("raise", "return")
 Prompt = Union[requests.Input, Sequence[Mapping[str, str]]]
 """A text, token ids, or the messages of a chat, each with `role` and `content`."""
 
@@ -108,6 +109,8 @@ class _Calls:
     ) -> Answer[results.Embeddings]:
         """A vector an input. `errors`: "raise" the first, or "return" each in its row."""
         request = requests.embed(inputs, options)
+        if errors not in _ERRORS:
+            raise requests.unknown("errors", errors, _ERRORS)
         read = partial(results.embeddings, inputs=len(request.inputs), errors=errors)
         return Answer(self._embeddings.Embed, request, timeout_s, read)
 

@@ -203,8 +203,13 @@ def _number(name: str, enum: Any, word: str) -> int:
     numbers = {each.name[len(prefix) :].lower(): each.number for each in enum.values}
     number: int | None = numbers.get(word.lower() or _FIRST.lower())
     if number is None:
-        raise _wrong(f"{name} is {word!r}: give one of {', '.join(map(repr, list(numbers)[1:]))}")
+        raise unknown(name, word, list(numbers)[1:])
     return number
+
+
+def unknown(name: str, word: Any, words: Iterable[str]) -> InputError:
+    """The error for an option that is none of these words."""
+    return _wrong(f"{name} is {word!r}: give one of {', '.join(map(repr, words))}")
 
 
 def _wrong(message: str) -> InputError:

@@ -117,8 +117,15 @@ class Batches:
                 message = f"{unfinished} of your batches are not finished, of {most}: wait for one, or cancel one"
                 raise QuotaReached(message)
             await self._create(batch_path(folder, batch.id, "batch"), batch)
-        await self._produce([Pointer(folder, batch.id)])
+        self._spawn(f"begin {batch.id}", self._write_record(folder, batch.id))
         return Seen(batch)
+
+    async def _write_record(self, folder: str, batch_id: str) -> None:
+        """Have a batch validated. Nobody waits for it: what is in the store begins, however long the broker is away."""
+        try:
+            await self._produce([Pointer(folder, batch_id)])
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next one who looks at the batch tries again
+            _LOG.warning("a batch cannot begin now", extra={"batch": batch_id, "error": repr(error)})
 
     async def _names(self, folder: str) -> dict[str, set[str]]:
         """The names of the objects of each of a tenant's batches, the newest first."""
@@ -204,25 +211,26 @@ class Batches:
                 await self._delete_parts(folder, seen)
         elif seen.cancel is not None:
             wait_s = max(0.0, seen.cancel.at_s + _END_AFTER_S - now_s)
-            self._spawn(batch_id, self._end(folder, seen.batch, End.CANCELLED, wait_s))
+            self._spawn(f"end {batch_id}", self._end(folder, seen.batch, End.CANCELLED, wait_s))
         elif now_s > seen.batch.expires_s:
-            self._spawn(batch_id, self._end(folder, seen.batch, End.EXPIRED, _END_AFTER_S))
+            self._spawn(f"end {batch_id}", self._end(folder, seen.batch, End.EXPIRED, _END_AFTER_S))
         elif seen.plan is None and now_s > _REMIND_S + max(seen.batch.created_s, self._reminded_s.get(batch_id, -inf)):
-            self._reminded_s[batch_id] = now_s
-            await self._produce([Pointer(folder, batch_id)])
+            recent = {each: at_s for each, at_s in self._reminded_s.items() if now_s <= at_s + _REMIND_S}
+            self._reminded_s = {**recent, batch_id: now_s}
+            self._spawn(f"begin {batch_id}", self._write_record(folder, batch_id))
 
     async def _delete_parts(self, folder: str, seen: Seen) -> None:
         """Nobody can read them any more; the result has their counts."""
         if seen.result is not None:
             await self.store.delete([part_path(folder, seen.batch.id, each) for each in range(len(seen.result.heads))])
 
-    def _spawn(self, batch_id: str, work: Coroutine[Any, Any, None]) -> None:
-        if batch_id in self._tasks:
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run it in a task, unless one of that name runs."""
+        if name in self._tasks:
             work.close()
             return
-        task = asyncio.create_task(work, name=f"end {batch_id}")
-        self._tasks[batch_id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(batch_id, None))
+        task = self._tasks[name] = asyncio.create_task(work, name=name)
+        task.add_done_callback(lambda _: self._tasks.pop(name, None))
 
     async def cancel(self, folder: str, batch_id: str) -> Seen | None:
         """Cancel a batch that is not finished; None where there is none."""

@@ -28,20 +28,20 @@ from aggregator.wings.batches.objects import (
     new_id,
 )
 from aggregator.wings.batches.store import ObjectGone
-from aggregator.wings.batches.upload import HELD_BYTES, Upload, expiry
+from aggregator.wings.batches.upload import FORM_BYTES, HELD_BYTES, Upload, expiry, too_large
 from aggregator.wings.batches.views import page_of, shown_batch
 from k8s.pod.http.exchange import Exchange, HttpError
 
 _BYTES_PER_S = 32.0 * 1024 * 1024
 """Of all uploads together: reading them faster would hold up the event loop, and so all other callers."""
-_FORM_BYTES = 64 * 1024
-"""Of an upload beside its file."""
 _WINDOW = re.compile(r"([1-9]\d{0,5})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MOST_DAYS = 7
 """As long as Kafka keeps the records of chunks by default."""
 _MOST_FILES, _MOST_BATCHES, _USUAL_BATCHES = 10_000, 100, 20
 """Of a page of a list."""
+_MOST_DIGITS = 9
+"""Of a number in a URL: Python refuses to read one of thousands."""
 _PAIRS, _KEY, _VALUE = 16, 64, 512
 """Of metadata: pairs, and characters of each part, as OpenAI's API has them."""
 _LINES = {"content-type": "application/jsonl"}
@@ -148,8 +148,8 @@ class BatchRoutes(Mounted):
 
     def _begin_upload(self, exchange: HttpExchange, folder: str) -> None:
         """Store the body while it comes. Raises HttpError or TokenbatchError."""
-        if exchange.length > (most := self._desk.settings.max_file_bytes) + _FORM_BYTES:
-            raise HttpError(413, "file_too_large", f"the file has more than {most} bytes: send several", closes=True)
+        if exchange.length > (most := self._desk.settings.max_file_bytes) + FORM_BYTES:
+            raise too_large(most)
         room = exchange.held_room
         room.widen(HELD_BYTES)
         file_id = new_id("file-", self._desk.now_s())
@@ -175,7 +175,7 @@ class BatchRoutes(Mounted):
         self._send(exchange, await desk.keep_file(folder, meta))
 
     async def _list_files(self, exchange: HttpExchange, folder: str) -> None:
-        query = _Query(exchange)
+        query = Query(exchange)
         purpose = query.text("purpose")
         files = [each for each in await self._desk.files(folder) if purpose in ("", each["purpose"])]
         if query.text("order") == "asc":
@@ -238,7 +238,7 @@ class BatchRoutes(Mounted):
         self._send(exchange, shown_batch(await desk.create(folder, batch)))
 
     async def _list_batches(self, exchange: HttpExchange, folder: str) -> None:
-        query = _Query(exchange)
+        query = Query(exchange)
         limit = query.number("limit", _USUAL_BATCHES, _MOST_BATCHES)
         found, has_more = await self._desk.all_seen(folder, query.text("after"), limit)
         self._send(exchange, page_of([shown_batch(each) for each in found], "", limit) | {"has_more": has_more})
@@ -256,7 +256,7 @@ class BatchRoutes(Mounted):
         exchange.answer(200, msgspec.json.encode(answer), {})
 
 
-class _Query:
+class Query:
     """The part of a URL behind its path. Raises HttpError for one of too many fields."""
 
     def __init__(self, exchange: HttpExchange) -> None:
@@ -274,9 +274,10 @@ class _Query:
         given = self.text(name)
         if not given:
             return default
-        if not given.isdecimal() or not 0 < int(given[:9]) <= most:
+        number = int(given) if given.isdecimal() and len(given) <= _MOST_DIGITS else 0
+        if not 0 < number <= most:
             raise FieldError(f"expected a whole number from 1 to {most}, got {shown(given)}", name)
-        return int(given)
+        return number
 
 
 def _no_file(file_id: str) -> dict[str, Any]:

@@ -27,6 +27,8 @@ _SILENT_S = 1.0
 """After a silence it is looked whether the call is over, as one is of which nothing comes."""
 _SLOWEST_BYTES_PER_S, _AFTER_S = 16 * 1024, 30.0
 """Slower uploads are ended after a while: each holds room for more than it sends."""
+FORM_BYTES = 64 * 1024
+"""Of an upload beside its file."""
 _MOST_FIELDS, _MOST_BYTES = 16, 1024
 """Fields beside the file, and bytes of each; also of a name."""
 
@@ -87,6 +89,9 @@ class Upload(Sink):
         if self._error is not None:
             return
         self._new_bytes += len(data)
+        if self._exchange.arrived_bytes > self._desk.settings.max_file_bytes + FORM_BYTES:
+            self._error = too_large(self._desk.settings.max_file_bytes)  # also by what is no file: fields, or a tail
+            return
         try:
             self._parser.write(data)
         except FormParserError as error:
@@ -190,13 +195,17 @@ class Upload(Sink):
             return
         self.size_bytes += end - start
         if self.size_bytes > (most := self._desk.settings.max_file_bytes):
-            raise HttpError(413, "file_too_large", f"the file has more than {most} bytes: send several", closes=True)
+            raise too_large(most)
         self._waiting_bytes += end - start
         self._pieces.put_nowait(data[start:end])
 
     def _end(self) -> None:
         self._ended = True
         self._pieces.put_nowait(None)
+
+
+def too_large(most_bytes: int) -> HttpError:
+    return HttpError(413, "file_too_large", f"the file has more than {most_bytes} bytes: send several", closes=True)
 
 
 def _seen(storing: asyncio.Task[None]) -> None:

@@ -87,7 +87,10 @@ def _fitted(revision: Revision, request: Request, side: Side, counted: Counted) 
         limit = min(limit, request.options.truncate_to)
     before = len(side.prefix) // ID_BYTES
     if 0 < request.options.truncate_to <= before:
-        message = f"truncate_to {request.options.truncate_to} leaves no room for a text behind the {before} tokens of the model's prefix"
+        message = (
+            f"truncate_to {request.options.truncate_to} leaves no room for a text behind the {before} tokens of the"
+            " model's prefix"
+        )
         return Failure(Code.INVALID_ARGUMENT, message, field="truncate_to")
     limit -= before
     if isinstance(counted, Failure) or len(counted) <= limit * ID_BYTES:

@@ -50,6 +50,11 @@ def test_a_wrong_option_is_named_with_what_there_is(options: dict[str, Any], sai
         requests.embed(["a"], options)
 
 
+def test_what_becomes_of_failed_inputs_is_one_of_two_words() -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(InputError, match="errors is 'ignore': give one of 'raise', "):
+        client.embed(["a"], errors="ignore")
+
+
 def test_one_text_in_place_of_a_list_is_refused() -> None:
     wrong: Any
     for wrong in ("a", b"a", None):

@@ -173,6 +173,7 @@ class Sending:
     """The call of an upload."""
 
     started_s = START_S
+    arrived_bytes = 0
     is_answered = is_gone = False
 
     @staticmethod

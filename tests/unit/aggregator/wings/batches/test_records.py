@@ -1,0 +1,58 @@
+"""The record with which a batch begins: nobody waits for it, and whoever looks at the batch may write it again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from aggregator.wings.batches.desk import Desk
+from aggregator.wings.batches.objects import Batch, Pointer, new_id
+from aggregator.wings.batches.parts import NoRecords
+from aggregator.wings.batches.views import Status
+from tests.unit.aggregator.wings.batches.test_desk import FOLDER, URL, Office
+
+
+async def test_a_batch_that_lost_its_record_is_written_again() -> None:
+    office = Office()
+    batch = await office.batch(await office.file(3))
+    desk = office.another()
+    await desk.seen(FOLDER, batch.id)
+    assert len(office.written) == 1
+    office.now_s += 20.0
+    for _ in range(3):
+        await desk.seen(FOLDER, batch.id)
+    assert office.written == [Pointer(FOLDER, batch.id)] * 2
+
+
+async def test_a_batch_is_created_shown_and_cancelled_while_kafka_is_away() -> None:
+    office = Office()
+    office.broker.clear()
+    batch = await office.batch(await office.file(3))
+    office.now_s += 20.0
+    for _ in range(3):  # nobody waits, so nobody sends it again: that would be a second batch
+        assert [each.status for each in (await office.desk.all_seen(FOLDER))[0]] == [Status.VALIDATING]
+    assert len(office.desk._tasks) == 1  # noqa: SLF001 - one record, however many look
+    cancelled = await office.desk.cancel(FOLDER, batch.id)
+    assert cancelled is not None
+    await asyncio.wait_for(office.desk._tasks[f"end {batch.id}"], 1.0)  # noqa: SLF001
+    assert (await office.seen(batch)).status is Status.CANCELLED
+    await office.desk.close()
+
+
+async def test_a_record_that_kafka_refuses_is_written_at_a_later_look(caplog: pytest.LogCaptureFixture) -> None:
+    office = Office()
+
+    async def refuse(_: Sequence[Pointer]) -> None:
+        raise NoRecords("Kafka refuses")
+
+    desk = Desk(office.store, office.settings, refuse, office.metrics, wall_clock=lambda: office.now_s)
+    batch = Batch(new_id("batch_", office.now_s), "me", await office.file(3), URL, "1h", office.now_s, 2e9)
+    assert (await desk.create(FOLDER, batch)).status is Status.VALIDATING
+    await asyncio.sleep(0)
+    assert "a batch cannot begin now" in caplog.text
+    office.now_s += 20.0
+    await office.seen(batch)
+    await asyncio.sleep(0)
+    assert office.written == [Pointer(FOLDER, batch.id)]
