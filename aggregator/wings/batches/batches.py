@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from math import inf
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -45,8 +46,8 @@ from aggregator.wings.batches.views import Seen, Status
 _LOG = logging.getLogger(__name__)
 _KEPT_BYTES = 16 * 1024 * 1024
 _READ_AT_ONCE = 16
-_SLICE = 1024
-"""Names that are looked at in one turn of the event loop: it takes about a millisecond."""
+_SLICE = 512
+"""Names that are looked at, or records that are made, in one turn of the event loop: it takes about a millisecond."""
 _REMIND_S = 15.0
 """A batch that nobody validates for so long lost its record: its aggregator died between store and broker."""
 _END_AFTER_S = 4.0
@@ -60,6 +61,22 @@ class QuotaReached(TokenbatchError):
     """The tenant keeps as much as it may."""
 
     code = Code.RESOURCE_EXHAUSTED
+
+
+async def in_turns(things: Iterable[T]) -> AsyncIterator[T]:
+    """Each of them; after some of them others have their turn."""
+    for place, each in enumerate(things, 1):
+        yield each
+        if not place % _SLICE:
+            await asyncio.sleep(0)
+
+
+async def gathered(work: Iterable[Awaitable[T]]) -> list[T]:
+    """The results, of as many at once as are read at once."""
+    left, found = iter(work), list[T]()
+    while some := tuple(islice(left, _READ_AT_ONCE)):
+        found += await asyncio.gather(*some)
+    return found
 
 
 class Batches:
@@ -130,17 +147,20 @@ class Batches:
     async def _names(self, folder: str) -> dict[str, set[str]]:
         """The names of the objects of each of a tenant's batches, the newest first."""
         names: dict[str, set[str]] = {}
-        for place, each in enumerate(await self.store.list(f"{folder}/batches"), 1):
+        async for each in in_turns(await self.store.list(f"{folder}/batches")):
             _, _, _, batch_id, name = each.path.split("/", 4)
             names.setdefault(batch_id, set()).add(name)
-            if not place % _SLICE:
-                await asyncio.sleep(0)  # others have their turn
         return dict(sorted(names.items(), reverse=True))
+
+    async def _names_of(self, folder: str, batch_id: str) -> set[str]:
+        """Those of one batch."""
+        at = batch_path(folder, batch_id, "")
+        return {each.path.removeprefix(at) async for each in in_turns(await self.store.list(at.rstrip("/")))}
 
     async def _unfinished(self, folder: str) -> list[Seen]:
         names = await self._names(folder)
-        found = [self._see(folder, each, there) for each, there in names.items() if not there & {"result", "errors"}]
-        return [seen for seen in await asyncio.gather(*found) if seen is not None and not seen.status.is_final]
+        found = (self._see(folder, each, there) for each, there in names.items() if not there & {"result", "errors"})
+        return [seen for seen in await gathered(found) if seen is not None and not seen.status.is_final]
 
     async def all_seen(self, folder: str, after: str = "", most: int | None = None) -> tuple[list[Seen], bool]:
         """A tenant's batches behind the one with the id `after`, the newest first; and whether there are more."""
@@ -148,20 +168,18 @@ class Batches:
         ids = [*names]
         begin = ids.index(after) + 1 if after in names else 0
         page = ids[begin:] if most is None else ids[begin : begin + most]
-        found = await asyncio.gather(*(self._see(folder, each, names[each]) for each in page))
+        found = await gathered(self._see(folder, each, names[each]) for each in page)
         return [seen for seen in found if seen is not None], begin + len(page) < len(ids)
 
     async def seen(self, folder: str, batch_id: str) -> Seen | None:
         """A batch; None where there is none. Puts right what a crash left behind."""
-        at = batch_path(folder, batch_id, "")
-        names = {each.path.removeprefix(at) for each in await self.store.list(at.rstrip("/"))}
-        return await self._see(folder, batch_id, names)
+        return await self._see(folder, batch_id, await self._names_of(folder, batch_id))
 
     async def _heads(self, folder: str, batch_id: str, names: Collection[str]) -> dict[int, Head]:
         """Of the parts among these names, by their chunk."""
         heads: dict[int, Head] = {}
         unread: list[str] = []
-        for place, name in enumerate(names, 1):
+        async for name in in_turns(names):
             if not name.startswith("parts/"):
                 continue
             head = self.kept.get(batch_path(folder, batch_id, name))
@@ -169,12 +187,10 @@ class Batches:
                 unread.append(name)
             else:
                 heads[int(name[6:])] = cast("Head", head)
-            if not place % _SLICE:
-                await asyncio.sleep(0)  # others have their turn
-        for at in range(0, len(unread), _READ_AT_ONCE):
-            some = unread[at : at + _READ_AT_ONCE]
-            found = await asyncio.gather(*(self.load(batch_path(folder, batch_id, name), Head) for name in some))
-            heads |= {int(name[6:]): head for name, head in zip(some, found, strict=True) if head is not None}
+        found = await gathered(self.load(batch_path(folder, batch_id, name), Head) for name in unread)
+        async for name, head in in_turns(zip(unread, found, strict=True)):
+            if head is not None:
+                heads[int(name[6:])] = head
         return heads
 
     async def _see(self, folder: str, batch_id: str, names: set[str]) -> Seen | None:
@@ -320,15 +336,14 @@ class Batches:
         plan = await self.plan(folder, batch) if batch is not None else None
         if batch is None or plan is None:
             return
-        at = batch_path(folder, batch_id, "")
-        there = {each.path.removeprefix(at) for each in await self.store.list(at.rstrip("/"))}
-        await self._produce(
-            [
+        there, chunks = await self._names_of(folder, batch_id), plan.chunks
+        for at in range(0, len(chunks), _SLICE):
+            pointers = [
                 Pointer(folder, batch_id, chunk, cut.start, cut.length, cut.lines, batch.expires_s, plan.model)
-                for chunk, cut in enumerate(plan.chunks)
+                for chunk, cut in enumerate(chunks[at : at + _SLICE], at)
                 if f"parts/{chunk:06d}" not in there
             ]
-        )
+            await (self._produce(pointers) if pointers else asyncio.sleep(0))
 
     async def close(self) -> None:
         """Cancel the running tasks; the next request for one of their batches starts its task again."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from aggregator.errors import Code, TokenbatchError
-from aggregator.wings.batches.batches import Batches, QuotaReached
+from aggregator.wings.batches.batches import Batches, QuotaReached, gathered, in_turns
 from aggregator.wings.batches.objects import (
     HEAD_BYTES,
     FileMeta,
@@ -32,7 +31,9 @@ class Desk(Batches):
 
     async def room_bytes(self, folder: str) -> int:
         """Bytes that a tenant may yet store. Raises QuotaReached."""
-        stored = sum(each.size_bytes for each in await self.store.list(folder))
+        stored = 0
+        async for each in in_turns(await self.store.list(folder)):
+            stored += each.size_bytes
         if stored >= (most := self.settings.max_stored_bytes):
             raise QuotaReached(f"your files and answers take {stored} bytes, of {most}: delete some of them")
         return most - stored
@@ -86,14 +87,18 @@ class Desk(Batches):
 
     async def files(self, folder: str) -> list[dict[str, Any]]:
         """All files of a tenant, the newest first."""
-        ids = {
-            each.path.split("/")[3] for each in await self.store.list(f"{folder}/files") if each.path.endswith("/meta")
-        }
-        found = await asyncio.gather(*(self.load(meta_path(folder, each), FileMeta) for each in ids))
-        metas = [meta for meta in found if meta is not None]
-        await self._delete_expired(folder, [meta for meta in metas if self._has_expired(meta)])
-        shown = [shown_file(meta) for meta in metas if not self._has_expired(meta)]
-        for seen in (await self.all_seen(folder))[0]:
+        listed = in_turns(await self.store.list(f"{folder}/files"))
+        paths = [each.path async for each in listed if each.path.endswith("/meta")]
+        found = await gathered(self.load(each, FileMeta) for each in paths)
+        shown: list[dict[str, Any]] = []
+        expired: list[FileMeta] = []
+        async for meta in in_turns(found):
+            if meta is not None and self._has_expired(meta):
+                expired.append(meta)
+            elif meta is not None:
+                shown.append(shown_file(meta))
+        await self._delete_expired(folder, expired)
+        async for seen in in_turns((await self.all_seen(folder))[0]):
             shown += filter(None, (shown_written(seen, kind) for kind in (Kind.OUTPUT, Kind.ERRORS)))
         return sorted(shown, key=lambda each: (each["created_at"], each["id"]), reverse=True)
 

@@ -54,6 +54,7 @@ class Office:
 
         async def produce(pointers: Sequence[Pointer]) -> None:
             await self.broker.wait()
+            await asyncio.sleep(0)  # as a real one, which takes its time
             self.written += pointers
 
         async def sleep(_: float) -> None:

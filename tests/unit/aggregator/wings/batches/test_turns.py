@@ -12,13 +12,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
+import msgspec
 import numpy as np
 import pytest
 from typing_extensions import override
 
 from aggregator.slow_lane import SLOW_LANE
 from aggregator.sources.calls.load import RateLimit
-from aggregator.wings.batches.objects import Head, data_path, head_of, new_id, part_path, to_bytes
+from aggregator.wings.batches.objects import (
+    Head,
+    Plan,
+    Slice,
+    batch_path,
+    data_path,
+    head_of,
+    new_id,
+    part_path,
+    to_bytes,
+)
 from aggregator.wings.batches.upload import Upload
 from k8s.pod.http.connections import LARGE_READ
 from tests.support.fake_engine import FakeEngine
@@ -169,6 +180,25 @@ async def a_batch_of_many_parts_is_shown() -> None:
         assert len((await office.seen(batch)).heads) == parts - 1
 
 
+async def a_batch_of_many_chunks_begins() -> None:
+    office, chunks = Office(), 20_000
+    batch = await office.batch(await office.upload(b"x"))
+    plan = Plan(1.0, "m", tuple(Slice(each, 1, 1) for each in range(chunks)))
+    await office.store.create(batch_path(FOLDER, batch.id, "plan"), msgspec.json.encode(plan))
+    await begin()
+    await office.desk.begin(FOLDER, batch.id)
+    assert [each.chunk for each in office.written] == [-1, *range(chunks)]
+
+
+async def many_files_are_listed() -> None:
+    office, files = Office(), 4000
+    for _ in range(files):
+        office.now_s += 1.0
+        await office.upload(b"x")
+    await begin()
+    assert len(await office.desk.files(FOLDER)) == files
+
+
 class Sending:
     """The call of an upload."""
 
@@ -203,6 +233,8 @@ WORK: list[Callable[[], Coroutine[Any, Any, None]]] = [
     a_file_is_validated,
     a_file_of_empty_lines_is_validated,
     a_batch_of_many_parts_is_shown,
+    a_batch_of_many_chunks_begins,
+    many_files_are_listed,
     a_file_is_uploaded,
 ]
 
