@@ -18,7 +18,7 @@ from aggregator.errors import Code, TokenbatchError
 from aggregator.slow_lane import in_slow_lane
 from aggregator.wings.batches.answers import End, Lines, lost_part
 from aggregator.wings.batches.kept import Kept
-from aggregator.wings.batches.lines import decoded, lines_of
+from aggregator.wings.batches.lines import MALFORMED, lines_with_ids
 from aggregator.wings.batches.metrics import BatchMetrics
 from aggregator.wings.batches.objects import (
     HEAD_BYTES,
@@ -79,6 +79,14 @@ async def gathered(work: Iterable[Awaitable[T]]) -> list[T]:
     return found
 
 
+def _decoded(path: str, data: bytes, kind: type[T]) -> T:
+    """Raises StoreAway: an object is whole where the store keeps its promises."""
+    try:
+        return cast("T", head_of(data)) if kind is Head else msgspec.json.decode(data, type=kind)
+    except MALFORMED as error:
+        raise StoreAway(f"the object store has an object that cannot be read: {path}") from error
+
+
 class Batches:
     """`produce` writes records; `folder` is a tenant's."""
 
@@ -107,16 +115,16 @@ class Batches:
     # Objects, which never change, are kept once they are read.
 
     async def load(self, path: str, kind: type[T]) -> T | None:
-        """An object of the store; None where there is none."""
+        """An object of the store; None where there is none. Raises StoreAway, also for one that cannot be read."""
         if (kept := self.kept.get(path)) is not None:
             return cast("T", kept)
         async with self._reading:
             if kind is Head:
                 data = await self.store.read_slice(path, 0, HEAD_BYTES)
-                found: Any = head_of(data) if data else None
+                found: Any = _decoded(path, data, Head) if data else None
             else:
                 data = await self.store.read(path)
-                found = msgspec.json.decode(data, type=kind) if data is not None else None
+                found = _decoded(path, data, kind) if data is not None else None
         if data is not None:
             self.kept.keep(path, found, len(data))
         return found  # type: ignore[no-any-return]
@@ -287,11 +295,9 @@ class Batches:
         """The lines of a chunk without answers. Raises ObjectGone or StoreAway."""
         cut = plan.chunks[chunk]
         data = await self.store.read_slice(data_path(folder, batch.input_file_id), cut.start, cut.length)
-        if data is None:
-            raise ObjectGone("the batch's file is gone")
 
         def read() -> Lines:
-            return Lines(batch.id, chunk, [decoded(raw).custom_id for raw in lines_of(data)])
+            return Lines(batch.id, chunk, lines_with_ids(data, cut.lines)[1])
 
         return await in_slow_lane(read)
 

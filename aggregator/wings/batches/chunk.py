@@ -18,7 +18,7 @@ from aggregator.sources.http.json_body import takes_long
 from aggregator.sources.kafka.offsets import InFlightRecord
 from aggregator.sources.wire.message import parse
 from aggregator.wings.batches.answers import Lines
-from aggregator.wings.batches.lines import body_of, decoded, lines_of
+from aggregator.wings.batches.lines import body_of, decoded, lines_with_ids
 from aggregator.wings.batches.objects import Batch, Pointer, part_path
 
 _LOG = logging.getLogger(__name__)
@@ -77,11 +77,10 @@ class LineReader:
         self._default_model = default_model
 
     @staticmethod
-    def chunk(pointer: Pointer, record: InFlightRecord, batch: Batch, data: bytes) -> Chunk:
-        """A chunk of these bytes."""
-        raws = [*lines_of(data)]
-        lines = Lines(pointer.batch, pointer.chunk, [decoded(raw).custom_id for raw in raws])
-        return Chunk(pointer, record, batch, lines, raws)
+    def chunk(pointer: Pointer, record: InFlightRecord, batch: Batch, data: bytes | None) -> Chunk:
+        """A chunk of these bytes. Raises ObjectGone where there are none, or others than were there."""
+        raws, ids = lines_with_ids(data, pointer.lines)
+        return Chunk(pointer, record, batch, Lines(pointer.batch, pointer.chunk, ids), raws)
 
     async def requests(self, chunk: Chunk, places: Sequence[int], now_s: float, wall_s: float) -> list[Request]:
         """The requests of the lines at these places; a line that is none has failed then."""

@@ -9,6 +9,7 @@ import msgspec
 
 from aggregator.errors import shown
 from aggregator.wings.batches.objects import Plan, Problem, Slice
+from aggregator.wings.batches.store import ObjectGone
 
 _MOST_PROBLEMS = 100
 """Of a file whose every line is wrong the first ones say enough."""
@@ -18,6 +19,8 @@ _MOST_ID_CHARACTERS = 512
 _COUNTED_BYTES = 64 * 1024
 """A longer body is a chunk by itself, because counting its inputs would take too long."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+MALFORMED = msgspec.DecodeError, UnicodeDecodeError, RecursionError
+"""The errors of bytes that are not the JSON that is expected."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -62,13 +65,25 @@ def decoded(raw: bytes) -> Line:
     return _LINE.decode(raw)
 
 
+def lines_with_ids(data: bytes | None, lines: int) -> tuple[list[bytes], list[str]]:
+    """The `lines` lines of a chunk's bytes, and their ids. Raises ObjectGone for others: its file was valid once."""
+    try:
+        raws = [*lines_of(data or b"")]
+        ids = [decoded(raw).custom_id for raw in raws]
+    except MALFORMED as error:
+        raise ObjectGone("the batch's file is not what it was") from error
+    if len(ids) != lines:
+        raise ObjectGone("the batch's file is gone, or is not what it was")
+    return raws, ids
+
+
 def body_of(line: Line, params: Mapping[str, Any]) -> bytes:
     """The body of a line, with the fields of its batch that it does not have itself."""
     if not params:
         return bytes(line.body)
     try:
         own = msgspec.json.decode(line.body, type=dict[str, msgspec.Raw])
-    except msgspec.ValidationError:  # the door says what is wrong with it
+    except MALFORMED:  # the door says what is wrong with it
         return bytes(line.body)
     return msgspec.json.encode({**params, **own})
 
@@ -151,7 +166,7 @@ class Validator:
             return None
         try:
             line = _LINE.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except MALFORMED as error:
             what = str(error).partition(" - at")[0].replace("Object missing", "it misses the")
             self._refuse("invalid_json_line", f"the line is no request with custom_id and body: {what}")
             return None
@@ -176,7 +191,7 @@ class Validator:
         body: _Model
         try:
             body = (_BODY if len(line.body) <= _COUNTED_BYTES else _MODEL).decode(line.body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except MALFORMED:
             return 1  # the door says what is wrong with it
         if isinstance(body.model, str) and body.model:
             if self._model and body.model != self._model:

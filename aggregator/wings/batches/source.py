@@ -27,8 +27,9 @@ from aggregator.sources.kafka.offsets import InFlightRecord
 from aggregator.wings.batches.answers import End, lost_part
 from aggregator.wings.batches.chunk import SLICE_LINES, Chunk, LineReader, answer_all, origin_of, slices
 from aggregator.wings.batches.desk import Desk
+from aggregator.wings.batches.lines import MALFORMED
 from aggregator.wings.batches.objects import Batch, Pointer, batch_path, data_path, part_path
-from aggregator.wings.batches.store import StoreAway
+from aggregator.wings.batches.store import ObjectGone, StoreAway
 from aggregator.wings.batches.waiting import Taken, Waiting
 
 _LOG = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class BatchSource(Source):
             for record in records:
                 try:
                     pointer = _POINTER.decode(record.value or b"")
-                except msgspec.DecodeError:
+                except MALFORMED:
                     _LOG.error("a record names no chunk", extra={"topic": record.topic, "offset": record.offset})
                     record.committed_offset.complete(record)
                     continue
@@ -224,7 +225,9 @@ class BatchSource(Source):
             why = End.CANCELLED
         place = data_path(pointer.folder, batch.input_file_id)
         data = await desk.store.read_slice(place, pointer.start, pointer.length)
-        if data is None:
+        try:
+            chunk = await in_slow_lane(partial(self._reader.chunk, pointer, record, batch, data))
+        except ObjectGone:
             _LOG.error("the file of a batch is gone", extra={"batch": pointer.batch})
             await desk.write_part(path, lost_part(pointer.lines, why, desk.now_s()))
             committed_offset.complete(record)
@@ -232,11 +235,9 @@ class BatchSource(Source):
         model = pointer.model or self._default_model
         if self._name_of(model):
             self._asked.add(model)
-
-        chunk = await in_slow_lane(partial(self._reader.chunk, pointer, record, batch, data))
         if record.committed_offset.fenced:  # meanwhile
             return None
-        self._hold(chunk, 2 * len(data))
+        self._hold(chunk, 2 * pointer.length)
         self._open[chunk.path] = chunk
         if why is not None:
             chunk.lines.end_all(why)

@@ -152,6 +152,8 @@ def test_a_line_has_the_fields_of_its_batch_that_it_lacks() -> None:
     body = body_of(decoded(line("a", {"input": "x", "dimensions": 4})), {"model": "m", "dimensions": 8})
     assert json.loads(body) == {"input": "x", "model": "m", "dimensions": 4}
     assert body_of(decoded(line("a", ["x"])), {"model": "m"}) == b'["x"]'
+    no_json = b'{"inp\xff":"x"}'
+    assert body_of(decoded(b'{"custom_id":"a","body":%b}' % no_json), {"model": "m"}) == no_json  # the door refuses it
 
 
 def test_a_long_body_is_a_chunk_of_its_own_and_its_model_counts() -> None:

@@ -1,4 +1,4 @@
-"""The record with which a batch begins: nobody waits for it, and whoever looks at the batch may write it again."""
+"""The record with which a batch begins, which whoever looks at it may write again; and objects that are broken."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from aggregator.wings.batches.desk import Desk
-from aggregator.wings.batches.objects import Batch, Pointer, new_id
+from aggregator.wings.batches.objects import Batch, Pointer, batch_path, new_id
 from aggregator.wings.batches.parts import NoRecords
+from aggregator.wings.batches.store import StoreAway
 from aggregator.wings.batches.views import Status
 from tests.unit.aggregator.wings.batches.test_desk import FOLDER, URL, Office
 
@@ -64,3 +65,15 @@ async def test_a_record_that_kafka_refuses_is_written_at_a_later_look(caplog: py
     await other.seen(FOLDER, batch.id)
     await written(other)
     assert office.written == [Pointer(FOLDER, batch.id)]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("batch", b""), ("plan", b'{"at_s":'), ("cancel", b"\xff"), ("parts/000000", b"{")]
+)
+async def test_an_object_that_cannot_be_read_is_a_fault_of_the_store(name: str, data: bytes) -> None:
+    office = Office()
+    batch = await office.batch(await office.file(3))
+    await office.desk.begin(FOLDER, batch.id)
+    office.store.kept[batch_path(FOLDER, batch.id, name)] = data
+    with pytest.raises(StoreAway, match=f"cannot be read: .*{name}"):
+        await office.another().seen(FOLDER, batch.id)

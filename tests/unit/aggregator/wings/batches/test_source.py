@@ -164,11 +164,18 @@ async def test_a_cancelled_batch_leaves_the_queue_with_what_it_has(bench: Bench)
         assert len(bench.part(batch)) == 3
 
 
+@pytest.mark.parametrize(
+    "bytes_left", [None, lambda data: data[:-20], lambda data: data[:-64], lambda data: b"\xff" * len(data)]
+)
 @in_virtual_time
-async def test_a_batch_whose_file_is_gone_has_failed(bench: Bench) -> None:
+async def test_a_batch_whose_file_is_gone_or_another_has_failed(
+    bench: Bench, bytes_left: Callable[[bytes], bytes] | None
+) -> None:
     batch = await bench.batch(300)
     await bench.office.answer(batch, 0)
-    del bench.office.store.kept[data_path(FOLDER, batch.input_file_id)]
+    data = bench.office.store.kept.pop(data_path(FOLDER, batch.input_file_id))
+    if bytes_left is not None:
+        bench.office.store.kept[data_path(FOLDER, batch.input_file_id)] = bytes_left(data)
     async with bench.started():
         receiving = asyncio.create_task(bench.receive())
         await asyncio.sleep(1.0)
@@ -219,9 +226,12 @@ async def test_batches_take_turns(bench: Bench) -> None:
         assert second.id in order[:3]
 
 
+@pytest.mark.parametrize(
+    "value", [b"no chunk", b'{"folder":"\xff","batch":"b"}', b'{"folder":"f","batch":"b","x":' + b"[" * 100_000]
+)
 @in_virtual_time
-async def test_a_record_that_names_no_chunk_is_left_behind(bench: Bench) -> None:
-    bench.kafka.append(OutgoingRecord(TOPIC, 0, None, b"no chunk", ()))
+async def test_a_record_that_names_no_chunk_is_left_behind(bench: Bench, value: bytes) -> None:
+    bench.kafka.append(OutgoingRecord(TOPIC, 0, None, value, ()))
     await bench.batch(1)
     async with bench.started():
         assert len(await bench.receive()) == 1
