@@ -104,9 +104,9 @@ class Watched(Connection):
 class Alone:
     """A connection that no other one is beside."""
 
-    def __init__(self, *, goes_on: bool = True) -> None:
+    def __init__(self, *, goes_on: bool = True, wire: Wire | None = None) -> None:
         self.service = Answering(goes_on=goes_on)
-        self.wire = Wire()
+        self.wire = wire or Wire()
         self.connections = Turns(8)
         self.unread = b""
         """On its way in the network."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from math import inf
 from typing import cast
 
@@ -335,7 +336,8 @@ class Connection(PooledConnection, asyncio.BufferedProtocol):
             self._connections.set_lingering(self)
             exchange.body = b""
             if not exchange.keeps_alive and self.transport.can_write_eof():
-                self.transport.write_eof()
+                with suppress(OSError):  # its client is gone, which nothing has told yet
+                    self.transport.write_eof()
             self._count_discarded(exchange)
             return
         self._exchange = None

@@ -181,10 +181,15 @@ class Connections:
     def _tick(self) -> None:
         self._timer = None
         now_s = time.monotonic()
-        for connection in [each for pool in (self._busy, self._lingering) for each in pool if each.due_s <= now_s]:
-            connection.on_timeout()
-        while self._idle and (idlest := next(iter(self._idle))).due_s <= now_s:
-            idlest.on_timeout()
+        try:
+            for connection in [each for pool in (self._busy, self._lingering) for each in pool if each.due_s <= now_s]:
+                connection.on_timeout()
+            while self._idle and (idlest := next(iter(self._idle))).due_s <= now_s:
+                idlest.on_timeout()
+        finally:
+            self._wake_again(now_s)
+
+    def _wake_again(self, now_s: float) -> None:
         self._is_ticking = bool(self._busy or self._lingering)
         if self._is_ticking:
             self._wake(_TICK_S)

@@ -54,6 +54,8 @@ class Service:
     """Answers the requests of all connections. `drains`: each response is the last of its connection."""
 
     drains = False
+    max_body_bytes = 64 * 1024
+    """Of a service that reads no body: others bound theirs by `received`."""
 
     def exchange(self, transport: asyncio.Transport, on_answered: Callable[[], None]) -> Exchange:
         return Exchange(transport, self, on_answered)
@@ -64,7 +66,9 @@ class Service:
 
     def received(self, exchange: Exchange) -> float:
         """Check what has come of a body. Returns how long to wait (s) until more is read. Raises HttpError."""
-        del exchange
+        if exchange.length > self.max_body_bytes:
+            message = f"the body is larger than {self.max_body_bytes} bytes: nothing here reads one"
+            raise HttpError(413, "request_too_large", message, closes=True)
         return 0.0
 
     def discarded(self, size_bytes: int) -> float:

@@ -89,6 +89,7 @@ class ExternalMetricsApi(Service):
         status, reason = _REASONS.get(type(error), (500, "InternalError"))
         if isinstance(error, HttpError):
             status, reason = error.status, error.name
+            exchange.keeps_alive = exchange.keeps_alive and not error.closes
         _answer(exchange, status, discovery.status(status, reason, str(error)))
 
     async def _metric(self, exchange: Exchange, namespace: str, metric: str) -> None:
