@@ -21,7 +21,7 @@ def split_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    if not _PORT.fullmatch(port) or int(port) >= 2**16 or not (_HOST.fullmatch(host) or _is_v6(host)):
+    if not _PORT.fullmatch(port) or int(port) >= 2**16 or not (_is_name(host) or _is_v6(host)):
         shown = repr(address) if "@" not in address else "an address with a login"  # part of it may be a password
         raise StartError(f"{shown} is not host:port or [IPv6]:port")
     return host, int(port)
@@ -51,6 +51,15 @@ def check_url(name: str, url: str) -> tuple[str, int]:
         return split_server(address if _ENDS_WITH_PORT.search(address) else f"{address}:4317")
     except StartError:
         raise StartError(f"{name} is not an address of a collector: give http://host:4317") from None
+
+
+def _is_name(host: str) -> bool:
+    """Whether a resolver takes it: one raises no OSError for a part that is empty, or longer than 63 characters."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return bool(_HOST.fullmatch(host))
 
 
 def _is_v6(host: str) -> bool:

@@ -24,6 +24,9 @@ BROKEN += [
     "[::1]",
     "[a]b:1",
     "localhost: 1",
+    "a..b:1",
+    ".:1",
+    f"{'a' * 64}.b:1",
     ":",
     "",
 ]
@@ -42,6 +45,7 @@ def test_what_is_no_address_is_refused_with_a_sentence(address: str) -> None:
         ("localhost:9092", ("localhost", 9092)),
         ("kafka_1.team-a:0", ("kafka_1.team-a", 0)),
         (":50051", ("", 50051)),
+        ("svc.team.:1", ("svc.team.", 1)),
         ("[::1]:65535", ("::1", 65535)),
         (":::8443", ("::", 8443)),
     ],
