@@ -99,8 +99,8 @@ class TopicSettings(IntakeSettings):
     name: str = Field(description="the topic to read")
     reply_topic: str = Field(
         default="",
-        description="topic of the replies to requests that name none; empty: kafka.reply_topic, or generate.replies.v1"
-        " for task generate, or rank.replies.v1 for task rank",
+        description="topic of the replies to requests that name none; empty: kafka.reply_topic, or generate.replies.v1,"
+        " rank.replies.v1 or token_vectors.replies.v1 for the task of that name",
     )
     delta_topic: str = Field(
         default="",

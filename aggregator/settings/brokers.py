@@ -28,7 +28,8 @@ class IntakeSettings(Group):
     )
     tenant: str = Field(default="", description="tenant of every request that is read here")
     task: Literal["embed", "generate", "rank", "token_vectors"] = Field(
-        default="embed", description="what its requests ask for: embeddings, generations or ranked documents"
+        default="embed",
+        description="what its requests ask for: embeddings, generations, ranked documents or a vector a token",
     )
 
 

@@ -20,7 +20,7 @@ class StreamSettings(IntakeSettings):
     reply_stream: str = Field(
         default="",
         description="stream of the replies to requests that name none; empty: redis.reply_stream, or"
-        " generate.replies.v1 for task generate, or rank.replies.v1 for task rank",
+        " generate.replies.v1, rank.replies.v1 or token_vectors.replies.v1 for the task of that name",
     )
 
 

@@ -38,6 +38,8 @@ from protos.generation.v1 import generation_pb2 as texts
 from protos.generation.v1.generation_pb2_grpc import GenerationStub
 from protos.ranking.v1 import ranking_pb2 as scores
 from protos.ranking.v1.ranking_pb2_grpc import RankingStub
+from protos.token_vectors.v1 import token_vectors_pb2 as rows
+from protos.token_vectors.v1.token_vectors_pb2_grpc import TokenVectorsStub
 
 if TYPE_CHECKING:
     from k8s.kube.connection import Kubernetes
@@ -50,6 +52,8 @@ PURPOSE = "test an installation, for `helm test`: every model by gRPC and HTTP, 
 _NORM_TOLERANCE = 0.02  # bfloat16 has two to three significant digits
 _RETRY_S = 1.0  # pods start
 _TEXT_TOKENS = 8  # more than one step
+_TOKENS = frozenset({"multi_vector", "sparse"})
+"""The tasks, as models are listed, that give a vector or a weight of each token."""
 
 Vector = npt.NDArray[np.float32]
 
@@ -71,6 +75,9 @@ async def by_grpc(target: str, model: str, deadline_s: float) -> str:
                 found.append(_judged_text(await _text(channel, model, left_s), model))
             if tasks & {"rank", "classify"}:
                 found.append(_judged_scores(await RankingStub(channel).Score(_pairs(model), timeout=left_s), model))
+            if tasks & _TOKENS:
+                vectors = await TokenVectorsStub(channel).EmbedTokens(_sentences(model=model), timeout=left_s)
+                found.append(_judged_rows(vectors, model))
             if not tasks or "embed" in tasks:  # without a server it waits for one
                 sentences = await stub.Embed(_sentences(model=model), timeout=left_s, wait_for_ready=True)
                 found.append(_judged_response(sentences, model))
@@ -92,6 +99,14 @@ async def by_http(target: str, model: str, deadline_s: float) -> str:
                 asked = {"model": model, "prompt": QUESTION, "max_tokens": _TEXT_TOKENS, "temperature": 0.0}
                 text = await _json(session.post("/v1/completions", json={**asked, "ignore_eos": True}))
                 found.append(_judged_tokens(text["usage"]["completion_tokens"], model))
+            if "rank" in tasks:
+                asked = {"model": model, "query": QUESTION, "documents": [NEAR, FAR]}
+                ranking = await _json(session.post("/v1/rerank", json=asked))
+                found.append(_judged_ranking([each["relevance_score"] for each in ranking["results"]], model))
+            if tasks & _TOKENS:
+                pooled = await _json(session.post("/pooling", json={"model": model, "input": SENTENCES}))
+                counts = [len(each["data"] if "data" in each else each["values"]) for each in pooled["data"]]
+                found.append(_judged_counts(counts, model))
             if not tasks or "embed" in tasks:
                 asked = {"model": model, "input": SENTENCES, "normalize": True, "encoding_format": "base64"}
                 answer = await _json(session.post("/v1/embeddings", json=asked))
@@ -134,6 +149,30 @@ def _judged_scores(answer: scores.ScoreResponse, model: str) -> str:
     return f"{model}: {len(near)} scores of a pair"
 
 
+def _judged_ranking(found: Sequence[float], model: str) -> str:
+    """The result in words. Raises Failed unless each document has its finite score."""
+    if len(found) != 2 or not all(map(math.isfinite, found)):  # noqa: PLR2004 - the two documents
+        raise Failed(f"{model}: the scores are {found}")
+    return f"{model}: {len(found)} documents in order"
+
+
+def _judged_rows(answer: rows.EmbedTokensResponse, model: str) -> str:
+    """The result in words. Raises Failed unless each sentence has vectors of its tokens, or weights."""
+    if answer.status.code:
+        raise Failed(f"{model}: code {answer.status.code}: {answer.status.message}")
+    counts = [
+        len(each.embeddings) // (4 * each.dimensions) if each.dimensions else len(each.weights)
+        for each in answer.inputs
+    ]
+    return _judged_counts(counts, f"{model} {answer.model_revision}")
+
+
+def _judged_counts(counts: Sequence[int], model: str) -> str:
+    if len(counts) != len(SENTENCES) or not all(counts):
+        raise Failed(f"{model}: the numbers of vectors, or weights, of tokens are {counts}")
+    return f"{model}: {sum(counts)} vectors, or weights, of tokens"
+
+
 async def _text(channel: grpc.aio.Channel, model: str, timeout_s: float) -> texts.GenerateResponse:
     answer = texts.GenerateResponse()
     async for response in GenerationStub(channel).Generate(_question(model=model), timeout=timeout_s):
@@ -173,6 +212,9 @@ async def by_kafka(kafka: KafkaSettings, topic: TopicSettings, deadline_s: float
     if topic.task == "generate":
         text = texts.GenerateResponse.FromString(reply)
         return f"Kafka {topic.name} to {reply_topic}: {_judged_text(text, text.model)}"
+    if topic.task == "token_vectors":
+        vectors = rows.EmbedTokensResponse.FromString(reply)
+        return f"Kafka {topic.name} to {reply_topic}: {_judged_rows(vectors, vectors.model)}"
     answer = pb.EmbedResponse.FromString(reply)
     return f"Kafka {topic.name} to {reply_topic}: {_judged_response(answer, answer.model)}"
 

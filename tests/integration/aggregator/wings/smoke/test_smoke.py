@@ -23,6 +23,11 @@ from protos.generation.v1.generation_pb2_grpc import GenerationServicer, add_Gen
 from protos.ranking.v1 import ranking_pb2 as pb_scores
 from protos.ranking.v1.ranking_pb2 import RankRequest, RankResponse, ScoreRequest, ScoreResponse
 from protos.ranking.v1.ranking_pb2_grpc import RankingServicer, add_RankingServicer_to_server
+from protos.token_vectors.v1 import token_vectors_pb2 as pb_tokens
+from protos.token_vectors.v1.token_vectors_pb2_grpc import (
+    TokenVectorsServicer,
+    add_TokenVectorsServicer_to_server,
+)
 from tests.support.fake_kubernetes import FakeKubernetesApi
 
 SETTINGS = AggregatorSettings(
@@ -90,9 +95,21 @@ class Scores(RankingServicer):
         return ScoreResponse(model_revision="r1", results=[pb_scores.Scores(scores=self._scores)] * len(request.pairs))
 
 
+class Tokens(TokenVectorsServicer):
+    """These for each input."""
+
+    def __init__(self, *given: pb_tokens.Tokens) -> None:
+        self._given = given
+
+    @override
+    async def EmbedTokens(self, request: pb.EmbedRequest, context: Any) -> pb_tokens.EmbedTokensResponse:
+        assert (request.model, len(request.inputs)) == ("m", 3)
+        return pb_tokens.EmbedTokensResponse(model_revision="r1", inputs=self._given)
+
+
 @asynccontextmanager
 async def serving(
-    service: Embeddings, texts: Texts | Scores | None = None, task: str = "generate"
+    service: Embeddings, texts: Texts | Scores | Tokens | None = None, task: str = "generate"
 ) -> AsyncGenerator[str]:
     server = grpc.aio.server()
     pb_grpc.add_EmbeddingsServicer_to_server(service, server)
@@ -102,6 +119,8 @@ async def serving(
         add_GenerationServicer_to_server(texts, server)
     elif isinstance(texts, Scores):
         add_RankingServicer_to_server(texts, server)
+    elif isinstance(texts, Tokens):
+        add_TokenVectorsServicer_to_server(texts, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -129,6 +148,30 @@ async def test_scores_that_are_missing_or_not_finite_fail(monkeypatch: pytest.Mo
         async with serving(Embeddings(lambda: answer(*SENSE)), Scores(*scores), "classify") as target:
             with pytest.raises(Failed, match="m: the scores are"):
                 await prove(SETTINGS, target, 30.0)
+
+
+TWO_ROWS = pb_tokens.Tokens(embeddings=bytes(16), dimensions=2)
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "said"),
+    [
+        ("multi_vector", TWO_ROWS, "6 vectors, or weights, of tokens"),
+        ("sparse", pb_tokens.Tokens(ids=[7], weights=[0.5]), "3 vectors, or weights, of tokens"),
+    ],
+)
+async def test_a_model_of_a_vector_a_token_is_to_give_some(task: str, given: pb_tokens.Tokens, said: str) -> None:
+    async with serving(Embeddings(lambda: answer(*SENSE)), Tokens(*[given] * 3), task) as target:
+        (line,) = await prove(SETTINGS, target, 30.0)
+    assert line == f"gRPC {target}: m r1: {said}"
+
+
+async def test_a_text_without_a_vector_of_a_token_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smoke, "_RETRY_S", 30.0)
+    given = Tokens(TWO_ROWS, pb_tokens.Tokens(), TWO_ROWS)
+    async with serving(Embeddings(lambda: answer(*SENSE)), given, "multi_vector") as target:
+        with pytest.raises(Failed, match=r"of tokens are \[2, 0, 2\]"):
+            await prove(SETTINGS, target, 30.0)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +224,23 @@ async def test_what_http_refuses_fails_and_says_how() -> None:
             await prove(SETTINGS, None, 0.2, http=target)
     with pytest.raises(Failed, match=f"HTTP {target}: ClientConnectorError"):
         await prove(SETTINGS, None, 0.2, http=target)
+
+
+ROWS = {"data": [{"data": [[0.5], [0.5]]}] * 3}
+WEIGHTS = {"data": [{"values": [0.5], "indices": [7]}] * 3}
+
+
+@pytest.mark.parametrize(
+    ("task", "path", "body", "said"),
+    [
+        ("multi_vector", "/pooling", ROWS, "6 vectors, or weights, of tokens"),
+        ("sparse", "/pooling", WEIGHTS, "3 vectors, or weights, of tokens"),
+        ("rank", "/v1/rerank", {"results": [{"relevance_score": 0.5}] * 2}, "2 documents in order"),
+    ],
+)
+async def test_every_task_is_asked_for_over_http(task: str, path: str, body: object, said: str) -> None:
+    async with serving_http({"/v1/models": models(task), path: (200, body)}) as target:
+        assert await prove(SETTINGS, None, 30.0, http=target) == [f"HTTP {target}: m: {said}"]
 
 
 SERIES = "ns/tokenbatch_required_replicas?model=m,scaler=s"
