@@ -74,6 +74,8 @@ def run(options: argparse.Namespace, settings_type: type[AggregatorSettings]) ->
     counts = Redriven()
     try:
         plan = _plan(options, settings_type)
+        if options.json:
+            options.json.touch()  # before all work: what cannot be written is known now
         asyncio.run(redrive(plan, counts, _progress(counts)))
         if options.json:
             figures = {field.name: getattr(counts, field.name) for field in fields(counts)}

@@ -101,3 +101,11 @@ def test_a_code_that_no_dead_letter_can_have_is_refused(given: str, capsys: pyte
     with pytest.raises(SystemExit):
         main(["redrive", "--from", "a-dlt", "--code", given])
     assert "is no error code: use CANCELLED, INVALID_ARGUMENT" in capsys.readouterr().err
+
+
+def test_a_summary_that_cannot_be_written_is_known_before_anything_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENBATCH_AGGREGATOR_MODELS", '[{"name": "m", "servers": ["h:1"]}]')
+    assert main(["redrive", "--from", "t-dlt", "--json", "/proc/none/summary.json"]) == 2
+    assert "/proc/none/summary.json" in capsys.readouterr().err
