@@ -9,8 +9,8 @@ from math import inf
 
 from aggregator.scheduler.packing import Packer, PackPolicy
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
-from aggregator.scheduler.replica import Replica, ReplicaPolicy, SendReason, StepReport
-from aggregator.scheduler.replica_choice import NewReplicas, Pace, all_in_use, choose_replica
+from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
+from aggregator.scheduler.replica_choice import NewReplicas, Pace, SendReason, all_in_use, choose_replica
 from aggregator.scheduler.retries import ONE_TOKEN, Retries, RetryBatch, RetryPolicy
 from aggregator.scheduler.work_item import Priority, Query, WorkItem
 

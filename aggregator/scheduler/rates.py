@@ -1,4 +1,4 @@
-"""Moving averages: leaving tokens, step times, delays of replies."""
+"""Moving averages: leaving tokens, step times, delays of replies, leads of batches."""
 
 from __future__ import annotations
 
@@ -117,3 +117,33 @@ class ReplyDelay:
         surprise = max(-1.0, min(delay_s / step_s, 1.0)) - self._mean if step_s > 0.0 else 0.0
         self._mean += self._gain * surprise
         self._deviation += self._gain * (abs(surprise) - self._deviation)
+
+
+_LEAD_GAIN = 0.05
+
+
+class LightLead:
+    """How many seconds before the running step's predicted end a nearly empty batch is sent: just in time, in the mean.
+
+    A query that comes while a batch is staged waits a step longer. While batches are far from full the engine has time
+    to spare, so half of them may come a little late. A full one is sent earlier, so that hardly any does.
+    """
+
+    __slots__ = ("_least_s", "value_s")
+
+    def __init__(self, first_s: float, least_s: float) -> None:
+        self.value_s = first_s
+        self._least_s = least_s
+
+    def up_to(self, full_s: float, fill: float) -> float:
+        """The lead while this share of a batch waits: it grows evenly, to `full_s` for a full one."""
+        full_s = max(full_s, self.value_s)
+        return full_s - max(0.0, 1.0 - fill) * (full_s - self.value_s)
+
+    def observe(self, right_s: float) -> None:
+        """A batch was staged, early or late, and should have been sent `right_s` before that end.
+
+        An outlier counts for no more than the value itself.
+        """
+        surprise_s = max(-self.value_s, min(right_s - self.value_s, self.value_s))
+        self.value_s = max(self._least_s, self.value_s + _LEAD_GAIN * surprise_s)

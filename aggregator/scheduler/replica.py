@@ -5,27 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from math import inf
 
 from aggregator.scheduler.budget import BudgetController
 from aggregator.scheduler.curve import Curve
-from aggregator.scheduler.rates import ReplyDelay
+from aggregator.scheduler.rates import LightLead, ReplyDelay
 from aggregator.scheduler.speed import Speed
 from aggregator.scheduler.work_item import Priority
-
-
-class SendReason(StrEnum):
-    """Why a batch was sent at that time; the label of `tokenbatch.batch.sends`."""
-
-    IDLE = "idle"  # the replica was idle
-    FULL = "full"  # the replica was idle, and more than a budget waited
-    STAGED = "staged"  # the running batch is about to end
-    AGED = "aged"  # it holds aged queries
-    OVERSIZED = "oversized"  # one input longer than the budget
-    DRAIN = "drain"  # the process is stopping
-    RETRY = "retry"  # a failed batch, sent again
-    SUSPECT = "suspect"  # part of a batch that failed twice, alone in the pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +42,8 @@ class ReplicaPolicy:
 class BatchOut:
     """One batch in flight, the budget it was packed for, and when it is expected back.
 
-    `in_time`: it was staged as early as the lead asks for, and none that is more urgent was sent after it; so its step
-    says whether the lead is good.
+    `lead_s`: how long before the predicted end of the one ahead it was sent; None if its step says nothing of that:
+    none was ahead, or a more urgent one was sent after it. `in_time`: it was sent as early as a full batch is to be.
     """
 
     batch_id: str
@@ -65,6 +51,7 @@ class BatchOut:
     token_budget: int
     end_s: float
     promised_s: float
+    lead_s: float | None
     in_time: bool
     priority: Priority = Priority.INTERACTIVE
 
@@ -101,6 +88,7 @@ _OVERTAKEN_S = 2.0
 class Replica:
     """One model server, as this aggregator sees it: its batches in flight, its speed, when the next batch is due.
 
+    `lead_s`: how long before the running step's predicted end a full batch is sent; `light_lead`: a nearly empty one.
     `exclusive`: a suspect runs here alone, or waits to. `sibling`: the same server's replica for its other task.
     `foreign_tokens`: tokens that other aggregators had queued here at the last reply. `token_budget`: the size of a
     batch while no backlog waits: the given budget, or less if `budget_controller` allows less. `largest`: what a batch
@@ -131,6 +119,7 @@ class Replica:
         self._speed = Speed(curve)
         self._follow_budget()
         self.lead_s = policy.first_lead_s
+        self.light_lead = LightLead(policy.first_lead_s, policy.min_lead_s)
         self.reply_delay = ReplyDelay()
         self.foreign_tokens = 0
         self.most_urgent, self.least_urgent = Priority.BACKGROUND, Priority.INTERACTIVE
@@ -267,8 +256,8 @@ class Replica:
         """Whether a recent reply confirmed the predictions, so that they may refuse a query."""
         return now_s - self._evidence_s <= self._policy.evidence_max_age_s
 
-    def due_s(self, now_s: float, priority: Priority = Priority.BACKGROUND) -> float:
-        """When it takes its next batch of this class.
+    def due_s(self, now_s: float, priority: Priority = Priority.BACKGROUND, share_tokens: float = inf) -> float:
+        """When it takes its next batch of this class, if so many tokens wait for each replica.
 
         Now if idle, else the predicted end of the running batch minus the lead; `inf` while one of a class no less
         urgent is staged. Where it shares the next step with those in flight, soon.
@@ -283,7 +272,8 @@ class Replica:
         ahead = self._ahead(priority)
         if ahead > 1:
             return inf
-        return max(out[ahead - 1].end_s - self.lead_s, self.not_before_s)
+        lead_s = self.light_lead.up_to(self.lead_s, share_tokens / self.token_budget)
+        return max(out[ahead - 1].end_s - lead_s, self.not_before_s)
 
     def _joins(self, priority: Priority) -> bool:
         """Whether another batch of this class shares the next step with those in flight.
@@ -318,12 +308,14 @@ class Replica:
         policy = self._policy
         end_s = self.finish_s(token_count, now_s, priority)
         ahead = self._ahead(priority)
+        lead_s = self._out[ahead - 1].end_s - now_s if ahead else None
         in_time = ahead > 0 and now_s <= self._out[ahead - 1].end_s - self.lead_s
         budget = step_budget or self.token_budget
-        self._out.insert(ahead, BatchOut(batch_id, token_count, budget, end_s, end_s, in_time, priority))
+        self._out.insert(ahead, BatchOut(batch_id, token_count, budget, end_s, end_s, lead_s, in_time, priority))
         step_s = self.step_time_s(token_count)
         for behind in list(self._out)[ahead + 1 :]:
-            behind.end_s, behind.promised_s, behind.in_time = behind.end_s + step_s, behind.promised_s + step_s, False
+            behind.end_s, behind.promised_s = behind.end_s + step_s, behind.promised_s + step_s
+            behind.lead_s, behind.in_time = None, False
         longest_s = end_s - now_s + self.step_time_s(self.largest)
         self._sent_s = now_s
         overtaken_s = _OVERTAKEN_S if self.most_urgent < priority else 0.0
@@ -369,6 +361,8 @@ class Replica:
         self.foreign_tokens = max(0, report.queued_tokens - self.tokens_out)
         shared = report.step_tokens > out.token_count or self.foreign_tokens > 0
         self._sharing += policy.sharing_gain * (shared - self._sharing)
+        if out.lead_s is not None:
+            self.light_lead.observe(out.lead_s + report.idle_before_s - report.staged_s)
         if not out.in_time:
             return
         if report.idle_before_s > policy.idle_target * report.step_duration_s:

@@ -11,10 +11,25 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from enum import StrEnum
 from math import inf
 
-from aggregator.scheduler.replica import Replica, SendReason
+from aggregator.scheduler.replica import Replica
 from aggregator.scheduler.work_item import Priority
+
+
+class SendReason(StrEnum):
+    """Why a batch was sent at that time; the label of `tokenbatch.batch.sends`."""
+
+    IDLE = "idle"  # the replica was idle
+    FULL = "full"  # the replica was idle, and more than a budget waited
+    STAGED = "staged"  # the running batch is about to end
+    AGED = "aged"  # it holds aged queries
+    OVERSIZED = "oversized"  # one input longer than the budget
+    DRAIN = "drain"  # the process is stopping
+    RETRY = "retry"  # a failed batch, sent again
+    SUSPECT = "suspect"  # part of a batch that failed twice, alone in the pool
+
 
 _MEMORY = 0.9
 """The weight of earlier batches in the rate, at each new batch."""
@@ -96,8 +111,9 @@ def choose_replica(
     ready: list[Replica] = []
     later: list[Replica] = []
     wake_s = inf
+    share_tokens = queued_tokens / max(1, len(replicas))
     for replica in replicas:
-        due_s = replica.due_s(now_s, priority)
+        due_s = replica.due_s(now_s, priority, share_tokens)
         if due_s <= now_s:
             ready.append(replica)
         else:

@@ -32,6 +32,7 @@ class Mechanism(StrEnum):
     CAPTURE_SIZES = "capture-sizes"  # budgets are sizes that the model servers have CUDA graphs for (ADR 38)
     SKIPPING = "skipping"  # a slow server that is idle is skipped while others would finish sooner (ADR 4)
     STAGING = "staging"  # a busy server gets its next batch just before the running one ends
+    LIGHT_LEAD = "light-lead"  # the fewer tokens wait, the later it is sent
     DEADLINE_ESTIMATE = "deadline-estimate"  # queries are refused whose batch is predicted to end too late
     LOOK_AHEAD = "look-ahead"  # behind a query that does not fit a batch, later ones are examined
     AGED_SHARE = "aged-share"  # a part of each batch goes to what has waited longest, of any class or tenant
@@ -66,6 +67,7 @@ def replicas_without(off: AbstractSet[Mechanism]) -> ReplicaMaker:
     kinds = {
         Mechanism.SKIPPING: _NeverSkipped,
         Mechanism.STAGING: _NothingStaged,
+        Mechanism.LIGHT_LEAD: _AlwaysFull,
         Mechanism.DEADLINE_ESTIMATE: _NothingPredicted,
     }
     kind: type[Replica] = type("Lacking", (*(kinds[mechanism] for mechanism in kinds if mechanism in off), Replica), {})
@@ -97,8 +99,16 @@ class _NothingStaged(Replica):
     """A replica that gets its next batch when the running one is answered."""
 
     @override
-    def due_s(self, now_s: float, priority: Priority = Priority.BACKGROUND) -> float:
-        return inf if self.batches_out else super().due_s(now_s, priority)
+    def due_s(self, now_s: float, priority: Priority = Priority.BACKGROUND, share_tokens: float = inf) -> float:
+        return inf if self.batches_out else super().due_s(now_s, priority, share_tokens)
+
+
+class _AlwaysFull(Replica):
+    """A replica that gets every batch as early as a full one."""
+
+    @override
+    def due_s(self, now_s: float, priority: Priority = Priority.BACKGROUND, share_tokens: float = inf) -> float:
+        return super().due_s(now_s, priority)
 
 
 class _NothingPredicted(Replica):

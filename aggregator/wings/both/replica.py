@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from typing import Protocol
 
 from typing_extensions import override
@@ -65,13 +66,13 @@ class MixedReplica(Replica):
         self._follow_budget()
 
     @override
-    def due_s(self, now_s: float, priority: Priority = Priority.BACKGROUND) -> float:
+    def due_s(self, now_s: float, priority: Priority = Priority.BACKGROUND, share_tokens: float = inf) -> float:
         load = self._load()
         if load is not self._seen:
             self._seen = load
             if load is not None and load.embed_room_tokens is not None:
                 self.observe_room(load.embed_room_tokens, load.running)
-        return super().due_s(now_s, priority)
+        return super().due_s(now_s, priority, share_tokens)
 
     @override
     def free_s(self, now_s: float, priority: Priority = Priority.BACKGROUND) -> float:

@@ -102,8 +102,12 @@ class GeneratingReplica(Replica):
         self._foreign_sequences = max(0, running - self.sequences)
 
     @override
-    def due_s(self, now_s: float, priority: Priority = Priority.BACKGROUND) -> float:
-        """When it takes its next batch; `inf` while it has no room until a sequence ends."""
+    def due_s(self, now_s: float, priority: Priority = Priority.BACKGROUND, share_tokens: float = inf) -> float:
+        """When it takes its next batch; `inf` while it has no room until a sequence ends.
+
+        However few prompts wait, they are sent as early as many: no report says how long the engine was idle.
+        """
+        del share_tokens
         if self.sequences and (not self.seats or not self.room_tokens):
             return inf
         return super().due_s(now_s, priority)

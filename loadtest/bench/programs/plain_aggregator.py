@@ -18,7 +18,7 @@ from typing_extensions import override
 from aggregator.__main__ import main
 from aggregator.admission import model_revision
 from aggregator.scheduler.dispatcher import Dispatcher, Due
-from aggregator.scheduler.replica import SendReason
+from aggregator.scheduler.replica_choice import SendReason
 
 _DEPTH = 2  # batches at a server: one runs and one waits, so that the network's time costs nothing
 

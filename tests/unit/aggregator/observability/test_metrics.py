@@ -16,7 +16,8 @@ from aggregator.reports import gauges
 from aggregator.reports.gauges import GAUGES, OnLoop, Values, gauge_values
 from aggregator.request.request import Backlog
 from aggregator.scheduler.dispatcher import Batch
-from aggregator.scheduler.replica import Replica, ReplicaPolicy, SendReason, StepReport
+from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
+from aggregator.scheduler.replica_choice import SendReason
 from aggregator.scheduler.work_item import Task
 from k8s.pod.metrics_buffer import Instrument, MetricsBuffer
 from modelserver.metrics import DURATION_BOUNDS_S

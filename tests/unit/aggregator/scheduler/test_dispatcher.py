@@ -11,7 +11,8 @@ import pytest
 from aggregator.scheduler.budget import BudgetController
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy, Due
 from aggregator.scheduler.queue import QueuePolicy
-from aggregator.scheduler.replica import Replica, SendReason, StepReport
+from aggregator.scheduler.replica import Replica, StepReport
+from aggregator.scheduler.replica_choice import SendReason
 from aggregator.scheduler.retries import ONE_TOKEN, RetryPolicy
 from aggregator.scheduler.work_item import Priority, WorkItem
 from tests.support.queries import Filler

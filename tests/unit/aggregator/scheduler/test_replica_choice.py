@@ -9,8 +9,8 @@ import pytest
 from typing_extensions import override
 
 from aggregator.scheduler.curve import Curve, Rule
-from aggregator.scheduler.replica import Replica, SendReason
-from aggregator.scheduler.replica_choice import Pace, ReplicaChoice, choose_replica
+from aggregator.scheduler.replica import Replica
+from aggregator.scheduler.replica_choice import Pace, ReplicaChoice, SendReason, choose_replica
 from tests.support.replicas import CURVE, POLICY, replica
 
 
@@ -33,7 +33,7 @@ def test_when_it_is_nobodys_turn_the_next_one_is_told() -> None:
     one.sent("1", 100, 5.0)
     other.sent("2", 200, 5.0)
     turn = choose_replica([one, other], 5.0, 50)
-    assert (turn.replica, turn.wake_s) == (None, one.due_s(5.0))
+    assert (turn.replica, turn.wake_s) == (None, one.due_s(5.0, share_tokens=25))
     assert choose_replica([], 5.0, 50).wake_s == inf
 
 
@@ -41,7 +41,7 @@ def test_an_idle_replica_is_passed_by_while_another_would_finish_sooner() -> Non
     slow, fast = replica("slow", slower=10.0), replica("fast")
     fast.sent("1", 100, 5.0)
     turn = choose_replica([slow, fast], 5.0, 50)
-    assert (turn.replica, turn.wake_s) == (None, fast.due_s(5.0))
+    assert (turn.replica, turn.wake_s) == (None, fast.due_s(5.0, share_tokens=25))
     fast.sent("2", 100, 5.012)
     turn = choose_replica([slow, fast], 5.012, 50)
     assert turn.replica is None

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.scheduler.budget import BudgetController
+from aggregator.scheduler.rates import LightLead
 from aggregator.scheduler.replica import Replica, StepReport
 from aggregator.scheduler.replica_choice import choose_replica
 from aggregator.scheduler.speed import UNMEASURED
@@ -317,6 +318,29 @@ def test_the_lead_grows_by_idle_time_above_target_unless_sent_later(
     assert staged(sent_s, report(100, idle_s=idle_s)).lead_s == POLICY.first_lead_s + longer_s
 
 
+def test_the_lead_is_shorter_while_less_than_a_batch_waits() -> None:
+    one = replica()
+    one.light_lead.value_s = 0.001
+    one.sent("1", 100, 5.0)
+    leads_s = [5.014 - one.due_s(5.0, share_tokens=tokens) for tokens in (0, 50, 100, 900)]
+    assert leads_s == pytest.approx([0.001, 0.0025, 0.004, 0.004])
+
+
+@pytest.mark.parametrize(("sent_s", "right_s"), [(5.009, 0.007), (5.010, 0.006), (5.013, 0.003), (5.016, 0.0)])
+def test_any_staged_batch_says_which_light_lead_is_right(sent_s: float, right_s: float) -> None:
+    expected = LightLead(POLICY.first_lead_s, POLICY.min_lead_s)
+    expected.observe(right_s)
+    one = staged(sent_s, report(100, idle_s=0.003, staged_s=0.001))
+    assert one.light_lead.value_s == pytest.approx(expected.value_s)
+
+
+def test_a_batch_for_an_idle_replica_says_nothing_of_leads() -> None:
+    one = replica()
+    one.sent("1", 100, 5.0)
+    one.ended("1", 5.014, report(100, idle_s=9.0))
+    assert one.lead_s == one.light_lead.value_s == POLICY.first_lead_s
+
+
 def roomy(capacity: int = 1000, budget_controller: BudgetController | None = None) -> Replica:
     """A replica of 100 tokens whose server gains from batches of up to `capacity`."""
     return Replica("a", CURVE, 100, POLICY, budget_controller, capacity=capacity)
@@ -386,14 +410,15 @@ def test_an_interactive_batch_goes_before_a_staged_one() -> None:
 
 
 def test_a_batch_that_was_overtaken_says_nothing_of_the_lead() -> None:
-    one, before_s = replica(), replica().lead_s
+    one = replica()
     one.sent("running", 100, 5.0, priority=Priority.BACKGROUND)
     one.sent("staged", 100, 5.009, priority=Priority.BACKGROUND)
     one.sent("question", 10, 5.009, priority=Priority.INTERACTIVE)
     one.ended("running", 5.014, report(100))
     one.ended("question", 5.024, report(10))
+    before_s = one.lead_s, one.light_lead.value_s
     one.ended("staged", 5.038, report(100, staged_s=0.015))
-    assert one.lead_s == before_s
+    assert (one.lead_s, one.light_lead.value_s) == before_s
     assert one.reply_delay.value == pytest.approx(0.0, abs=1e-6)
 
 

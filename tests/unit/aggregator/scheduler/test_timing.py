@@ -9,7 +9,7 @@ import pytest
 
 from aggregator.scheduler.dispatcher import Dispatcher, DispatchPolicy
 from aggregator.scheduler.queue import QueuePolicy
-from aggregator.scheduler.rates import LiveScale, ReplyDelay
+from aggregator.scheduler.rates import LightLead, LiveScale, ReplyDelay
 from aggregator.scheduler.replica import Replica
 from tests.support.simulated_servers import Server, Simulation, ignore
 
@@ -74,6 +74,39 @@ def test_a_reply_delay_is_mean_and_two_deviations_despite_a_stray_reply() -> Non
     assert delay.value == 0.0
     delay.observe(1.0, 0.0)  # a step that took no time says nothing
     assert delay.value == 0.0
+
+
+def test_the_light_lead_grows_evenly_up_to_that_of_full_batches() -> None:
+    lead = LightLead(0.001, 0.0005)
+    assert [lead.up_to(0.003, fill) for fill in (0.0, 0.25, 0.5)] == pytest.approx([0.001, 0.0015, 0.002])
+    assert lead.up_to(0.003, 1.0) == lead.up_to(0.003, 7.5) == lead.up_to(0.003, math.inf) == 0.003
+
+
+def test_a_full_batch_is_sent_no_later_than_a_light_one() -> None:
+    lead = LightLead(0.004, 0.0005)
+    assert [lead.up_to(0.001, fill) for fill in (0.0, 0.5, 1.0)] == [0.004] * 3
+
+
+def test_the_light_lead_is_the_mean_of_what_is_right() -> None:
+    noise, lead = random.Random(1), LightLead(0.010, 0.0005)
+    for _ in range(500):
+        lead.observe(noise.gauss(0.002, 0.0005))
+    assert lead.value_s == pytest.approx(0.002, abs=0.0003)
+
+
+def test_an_outlier_moves_the_light_lead_by_a_twentieth_of_itself() -> None:
+    lead = LightLead(0.004, 0.0005)
+    lead.observe(math.inf)
+    assert lead.value_s == pytest.approx(0.0042)
+    lead.observe(-math.inf)
+    assert lead.value_s == pytest.approx(0.95 * 0.0042)
+
+
+def test_the_light_lead_never_falls_below_its_least() -> None:
+    lead = LightLead(0.004, 0.0005)
+    for _ in range(100):
+        lead.observe(-1.0)
+    assert lead.value_s == 0.0005
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aggregator.scheduler.dispatcher import DispatchPolicy
-from aggregator.scheduler.replica import SendReason
+from aggregator.scheduler.replica_choice import SendReason
 from loadtest.bench.callers import Turn
 from loadtest.bench.calls.batching import Batched, figures, inputs_of, loads, rules
 from loadtest.bench.processor import Used

@@ -56,6 +56,14 @@ def test_its_room_is_what_is_free_less_what_is_sent_and_what_will_grow() -> None
     assert server.due_s(1.0) == inf
 
 
+def test_few_prompts_are_sent_as_early_as_many() -> None:
+    """Its reports know no idle time, so that none says which lead is right."""
+    server = replica()
+    server.light_lead.value_s = 0.001
+    server.sent("b", 300, 1.0)
+    assert server.due_s(1.0, share_tokens=1) == server.due_s(1.0, share_tokens=500) < server.end_s - 0.001
+
+
 def test_without_anything_of_ours_it_is_asked_however_full_it_seems() -> None:
     """What it said last may be old: nothing of ours would end and tell of room."""
     server = replica()

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 from aggregator.errors import Code
 from aggregator.scheduler.dispatcher import Batch
-from aggregator.scheduler.replica import Replica, ReplicaPolicy, SendReason, StepReport
+from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
+from aggregator.scheduler.replica_choice import SendReason
 from aggregator.scheduler.work_item import Priority, Query, Task, WorkItem
 from aggregator.wings.page.recorder import KEPT_S, MOST_BATCHES, MOST_REPLICAS, Recorder
 from tests.support.fake_source import GRPC
