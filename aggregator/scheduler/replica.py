@@ -240,9 +240,12 @@ class Replica:
         if backlog_tokens > budget:
             most = min(backlog_tokens, self.tokens_within(within_s))
             return max(budget, self._speed.snapped(most, most))
-        if self._sharing < self._policy.shared_from or not budget // 2 < queued_tokens < budget:
-            return budget
-        return budget // 2
+        return budget // 2 if self._is_shared and budget // 2 < queued_tokens < budget else budget
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether other aggregators send there too, lately."""
+        return self._sharing >= self._policy.shared_from
 
     def note_prompts(self, prompts: Iterable[bytes]) -> None:
         """These prompts (ids, int32 little endian) are sent here; an embedding replica remembers nothing of them."""
@@ -272,7 +275,8 @@ class Replica:
         ahead = self._ahead(priority)
         if ahead > 1:
             return inf
-        lead_s = self.light_lead.up_to(self.lead_s, share_tokens / self.token_budget)
+        fill = inf if self._is_shared else share_tokens / self.token_budget
+        lead_s = self.light_lead.up_to(self.lead_s, fill)
         return max(out[ahead - 1].end_s - lead_s, self.not_before_s)
 
     def _joins(self, priority: Priority) -> bool:

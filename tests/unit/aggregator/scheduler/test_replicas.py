@@ -276,6 +276,14 @@ def test_where_others_send_too_a_batch_is_cut_so_that_two_fit_one_step(queued: i
     assert shared_by([report(41)] * 10).batch_tokens(queued) == cut
 
 
+@pytest.mark.parametrize(("told", "lead_s"), [(report(40), 0.001), (report(41), POLICY.first_lead_s)])
+def test_where_others_send_too_few_tokens_are_sent_as_early_as_many(told: StepReport, lead_s: float) -> None:
+    one = shared_by([told] * 10)
+    one.light_lead.value_s = 0.001
+    one.sent("running", 40, 20.0)
+    assert one.due_s(20.0, share_tokens=0) == pytest.approx(one.end_s - lead_s)
+
+
 def test_a_replica_counts_as_shared_from_a_fifth_of_replies_on() -> None:
     half = shared_by([report(41)], sharing_gain=0.2).batch_tokens(60)
     assert (half, type(half)) == (50, int)
