@@ -53,10 +53,19 @@ class Server(Pod):
 
 
 class Simulation:
-    """Queries in, answers out; `latency_s` of each answered query by its index, and those that expired or were late."""
+    """Queries in, answers out; `latency_s` of each answered query by its index, and those that expired or were late.
+
+    `timer_s`: how much later than asked for the dispatcher is woken, as by an event loop.
+    """
 
     def __init__(
-        self, dispatcher: Dispatcher, servers: Iterable[Server], *, seed: int = 1, network_s: float = 0.001
+        self,
+        dispatcher: Dispatcher,
+        servers: Iterable[Server],
+        *,
+        seed: int = 1,
+        network_s: float = 0.001,
+        timer_s: float = 0.0,
     ) -> None:
         self.dispatcher = dispatcher
         self.servers = {server.name: server for server in servers}
@@ -67,6 +76,7 @@ class Simulation:
         self.poison: list[Query] = []
         self.asked = 0
         self._network_s = network_s
+        self._timer_s = timer_s
         self._noise = Noise(np.random.default_rng(seed), 0.02)
         self._out: dict[str, InFlightBatch] = {}
         self._wake_s = inf
@@ -114,7 +124,7 @@ class Simulation:
         if due.wake_s < inf and due.wake_s != self._wake_s:
             assert due.wake_s > now_s, "The dispatcher asks to be woken at once."
             self._wake_s = due.wake_s
-            self.clock.at(due.wake_s, ignore)
+            self.clock.at(due.wake_s + self._timer_s, ignore)
 
     def _travel_s(self) -> float:
         return self._network_s * self._noise.delay()
