@@ -23,6 +23,13 @@ from protos.token_vectors.v1 import token_vectors_pb2 as pb
 _LARGE_BYTES = 1024 * 1024  # of rows, which take a millisecond to encode
 _CHARACTERS_PER_TOKEN = 3
 """At the least, of texts whose tokens are not counted yet."""
+_ID_BYTES, _SCALE_BYTES = 10, 16
+"""Of a row beside its numbers, in protobuf, and in JSON with a third more: the id of a weight, the scale of int8."""
+
+
+def rows_of(request: Request) -> int:
+    """The rows of all its inputs; before they are counted, about."""
+    return sequences_of(request).rows or request.characters // _CHARACTERS_PER_TOKEN
 
 
 class TokenVectors(Kind):
@@ -61,8 +68,12 @@ class TokenVectors(Kind):
     @override
     def result_bytes(self, request: Request, dimensions: int) -> int:
         options, count = request.options, len(request.inputs)
-        rows = sequences_of(request).rows or request.characters // _CHARACTERS_PER_TOKEN
-        return -(-rows // count) * vector_bytes(options.dimensions or dimensions, options.encoding)
+        row_bytes = vector_bytes(options.dimensions or dimensions, options.encoding)
+        if sequences_of(request).weights:
+            row_bytes += _ID_BYTES
+        elif options.encoding == embedding.ENCODING_INT8:
+            row_bytes += _SCALE_BYTES
+        return -(-rows_of(request) // count) * row_bytes
 
     @override
     def is_large(self, request: Request) -> bool:
