@@ -11,6 +11,9 @@ from aggregator.request.request import Request, Result
 from aggregator.tokenizers.tokenizer import Detokenizer
 from protos.generation.v1 import generation_pb2 as pb
 
+New = tuple[int, str, Sequence[int], Sequence[pb.TokenLogprobs]]
+"""A part of a text: the index of its first token, its text, ids, logprobs."""
+
 
 @dataclass(slots=True, eq=False)
 class Generation(Result):
@@ -117,8 +120,8 @@ class Generation(Result):
         self.finish_reason = finish_reason
         self._ready = len(self._text)
 
-    def read_new(self) -> tuple[int, str, Sequence[int], Sequence[pb.TokenLogprobs]]:
-        """The new part since the last call: the index of the first new token, text, ids, logprobs."""
+    def read_new(self) -> New:
+        """The new part since the last call."""
         self._detokenize()
         first = self.sent_tokens
         text = self._text[self._sent : self._ready]

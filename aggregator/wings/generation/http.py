@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from aggregator.request.request import Defaults, Request
-from aggregator.slow_lane import TakesLong
+from aggregator.slow_lane import TakesLong, in_slow_lane
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import call_of
 from aggregator.sources.calls.load import Room
@@ -17,15 +17,10 @@ from aggregator.sources.http.json_body import takes_long
 from aggregator.sources.http.service import OpenAIService, Route
 from aggregator.wings.generation.calls import GenerationCall
 from aggregator.wings.generation.chat import Spelling
-from aggregator.wings.generation.forms import (
-    ChatRequest,
-    CompletionRequest,
-    GenerationReader,
-    GenerationWriter,
-    WholeText,
-)
+from aggregator.wings.generation.forms import ChatRequest, CompletionRequest, GenerationReader
 from aggregator.wings.generation.generation import generation_of
 from aggregator.wings.generation.kind import GENERATION
+from aggregator.wings.generation.writing import GenerationWriter, WholeText
 from protos.generation.v1.generation_pb2 import GenerateRequest
 
 _EVENTS = {"content-type": "text/event-stream", "cache-control": "no-cache"}
@@ -103,13 +98,15 @@ class _Door:
             status, body, others = described(request.failure)
             exchange.answer(status, body, {**others, **headers})
         elif not call.streams:
-            exchange.answer(200, writer.whole(), headers)
+            body = await in_slow_lane(writer.whole) if writer.take() else writer.whole()
+            exchange.answer(200, body, headers)
         else:
             exchange.begin_stream({**_EVENTS, **headers})
             done = False
             while not done:  # a caller that reads slowly gets several deltas as one
                 done = call.over
-                for event in writer.events(done=done):
+                events = writer.events(done=done)
+                for event in await in_slow_lane(partial(list, events)) if writer.take() else events:
                     await exchange.write(event)
                 if not done:
                     await call.news()

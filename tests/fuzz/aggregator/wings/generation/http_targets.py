@@ -7,9 +7,10 @@ from typing import Any
 
 from aggregator.errors import TokenbatchError
 from aggregator.request.request import Request
-from aggregator.wings.generation.forms import DONE, ChatRequest, CompletionRequest, GenerationReader, GenerationWriter
+from aggregator.wings.generation.forms import ChatRequest, CompletionRequest, GenerationReader
 from aggregator.wings.generation.generation import generation_of
 from aggregator.wings.generation.kind import GENERATION
+from aggregator.wings.generation.writing import DONE, GenerationWriter
 from protos.generation.v1 import generation_pb2 as pb
 from tests.fuzz.http_targets import DEFAULTS, parsed, refused
 from tests.fuzz.target import Target

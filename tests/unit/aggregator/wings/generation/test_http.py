@@ -17,10 +17,11 @@ from aggregator.sources.http.errors import FieldError
 from aggregator.sources.wire.message import parse
 from aggregator.tokenizers.tokenizer import Tokenizer
 from aggregator.wings.generation.chat import Spelling
-from aggregator.wings.generation.forms import DONE, GenerationReader, GenerationWriter, WholeText
+from aggregator.wings.generation.forms import GenerationReader
 from aggregator.wings.generation.generation import Generation, generation_of, logprobs_of
 from aggregator.wings.generation.http import HttpGenerationCall
 from aggregator.wings.generation.kind import GENERATION
+from aggregator.wings.generation.writing import DONE, GenerationWriter, WholeText
 from protos.generation.v1 import generation_pb2 as pb
 from tests.support.fake_source import GRPC
 from tests.support.fake_tokenizer import Pieces
@@ -233,3 +234,46 @@ def test_alternatives_with_one_text_are_told_apart() -> None:
     generated.end(pb.FINISH_REASON_STOP)
     (choice,) = json.loads(writer.whole())["choices"]
     assert choice["logprobs"]["top_logprobs"] == [pytest.approx({"the": -2.0, " cat": -3.0, "token_id:5": -1.0})]
+
+
+def with_logprobs(tokens: int, alternatives: int) -> tuple[Request, Generation, GenerationWriter]:
+    """A chat whose text has so many tokens, each with alternatives."""
+    request, generation, writer = begun(**CHAT, logprobs=True, top_logprobs=alternatives, max_tokens=tokens)
+    grow(generation, tokens, alternatives)
+    return request, generation, writer
+
+
+def grow(generation: Generation, tokens: int, alternatives: int) -> None:
+    width = 1 + alternatives
+    generation.extend([6] * tokens, logprobs_of(width, [6] * tokens * width, [-1.5] * tokens * width, [1] * tokens))
+
+
+@pytest.mark.parametrize(("tokens", "alternatives", "is_long"), [(6, 20, False), (7, 20, True), (64, 1, False)])
+def test_many_logarithms_are_written_on_a_thread(tokens: int, alternatives: int, is_long: bool) -> None:
+    request, generation, writer = with_logprobs(tokens, alternatives)
+    assert writer.take() is is_long
+    generation.end(pb.FINISH_REASON_LENGTH)
+    call = request.origin
+    assert isinstance(call, HttpGenerationCall)
+    whole = WholeText(call.asked, lambda _: lambda: cast("Any", WORDS))
+    assert whole.takes_long(request) is is_long
+
+
+def test_what_comes_while_an_event_is_written_is_in_the_next_one() -> None:
+    _, generation, writer = with_logprobs(2, 3)
+    writer.take()
+    grow(generation, 1, 3)
+    _, first = writer.events(done=False)
+    (second,) = writer.events(done=False)
+    texts = [read(each)["choices"][0] for each in (first, second)]
+    assert [each["delta"]["content"] for each in texts] == [" cat cat", " cat"]
+    assert [len(each["logprobs"]["content"]) for each in texts] == [2, 1]
+
+
+def test_a_whole_text_with_logarithms_is_no_larger_than_was_told() -> None:
+    request, generation, writer = with_logprobs(50, 5)
+    generation.end(pb.FINISH_REASON_LENGTH)
+    call = request.origin
+    assert isinstance(call, HttpGenerationCall)
+    told = WholeText(call.asked, lambda _: lambda: cast("Any", WORDS)).size_bytes(request)
+    assert told / 2 < len(writer.whole()) < told
