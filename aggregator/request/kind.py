@@ -162,6 +162,10 @@ class Kind(ABC):
         count = request.vector_count
         return count > 1 and count * vector_bytes(request.options.dimensions, request.options.encoding) >= _LARGE_BYTES
 
+    def answer_parts(self, request: Request) -> int:
+        """How much its response holds, counted in what takes as long to write as a vector."""
+        return request.vector_count
+
     # On model servers
 
     def details(self, said: pb.DescribeResponse) -> Details:

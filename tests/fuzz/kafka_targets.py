@@ -11,7 +11,7 @@ from aggregator.errors import Code, RequestError
 from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.decode import Refused, decode_record, intakes
-from aggregator.sources.kafka.replies import DeadLetter, encode_refusal, encode_replies
+from aggregator.sources.kafka.replies import DeadLetter, encode_refusal, encode_reply
 from tests.fuzz.target import Cut, Target
 from tests.support.fake_source import KAFKA
 from tests.support.records import in_flight_of
@@ -41,7 +41,7 @@ def take(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Request |
         assert len(taken.inputs) == len(taken.outcomes) > 0, "A request has lost an input."
         assert taken.request_id, "A request has no id."
         taken.fail(_FAILURE)
-        encode_replies([taken], "g")
+        encode_reply(taken, "g")
         message, code = _FAILURE.message, _FAILURE.code
     for omits_value in (False, True):
         DeadLetter(in_flight, code, message, since_unix_s=_NOW_S, omits_value=omits_value).record("g")

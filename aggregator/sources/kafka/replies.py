@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
 from aiokafka.errors import (
     MessageSizeTooLargeError,
@@ -30,6 +31,7 @@ from aggregator.sources.kafka.offsets import Header, InFlightRecord
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.sources.kafka.progress import Progress
+from aggregator.sources.wire.turns import encoded
 from aggregator.sources.wire.values import DEAD_LETTER_SUFFIX, encode, encode_failure, internal_failure
 
 _LOG = logging.getLogger(__name__)
@@ -70,7 +72,8 @@ class Outcomes:
         left = dict.fromkeys(requests)
         if live:
             with contextlib.suppress(ProducerClosed):
-                replies = encode_replies(live, self.settings.group_id, self.clock())
+                encode_one = partial(encode_reply, group_id=self.settings.group_id, now_s=self.clock())
+                replies = await encoded(live, encode_one, lambda request: origin_of(request).route.json)
                 for request in live:
                     request.free_vectors()
                 async for delivered in self.producer.send(replies):
@@ -143,19 +146,16 @@ def _answer_of(request: Request) -> Answer | None:
     return Answer(request.model, revision) if revision else None
 
 
-def encode_replies(requests: Sequence[Request], group_id: str, now_s: float = 0.0) -> list[OutgoingRecord]:
-    """The reply of a consumer group to each completed request, in its format, to its route, under its key.
+def encode_reply(request: Request, group_id: str, now_s: float = 0.0) -> OutgoingRecord:
+    """The reply of a consumer group to a completed request, in its format, to its route, under its key.
 
-    `now_s`: when the generations among them were complete.
+    `now_s`: when its generation, if it is one, was complete.
     """
-    replies: list[OutgoingRecord] = []
-    for request in requests:
-        origin = origin_of(request)
-        record, route = origin.in_flight, origin.route
-        identity = reply_id(record, request.request_id, group_id)
-        value = encode(request, identity, now_s, as_json=route.json)
-        replies.append(_to_route(request, record, route, value, identity=identity, group_id=group_id))
-    return replies
+    origin = origin_of(request)
+    record, route = origin.in_flight, origin.route
+    identity = reply_id(record, request.request_id, group_id)
+    value = encode(request, identity, now_s, as_json=route.json)
+    return _to_route(request, record, route, value, identity=identity, group_id=group_id)
 
 
 def encode_refusal(refused: Refused, group_id: str) -> OutgoingRecord:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, cast
 
 import grpc
 from typing_extensions import override
 
 from aggregator.request.request import Failure, Request
+from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call
 from aggregator.sources.grpc.reading import Context, RpcService, answering
@@ -22,6 +24,12 @@ from protos.generation.v1 import generation_pb2 as pb
 def _read(call: Call, data: bytes, _: Identity) -> tuple[pb.GenerateRequest, Call]:
     """Raises InvalidRequest."""
     return decode_generate(data), call
+
+
+def _written(request: Request, now_s: float, *, done: bool) -> bytes:
+    """The next response; empty if nothing is new."""
+    answer = response(request, "", now_s, done=done)
+    return b"" if answer is None else answer.SerializeToString()
 
 
 class GenerationService(RpcService):
@@ -54,9 +62,11 @@ class GenerationService(RpcService):
         await self._write_one(request, context, done=True)
 
     async def _write_one(self, request: Request, context: Context, *, done: bool) -> None:
-        answer = response(request, "", self._calls.clock(), done=done)
-        if answer is not None:
-            await context.write(answer.SerializeToString())
+        write = partial(_written, request, self._calls.clock(), done=done)
+        is_long = done and request.kind.is_large(request)  # before its end the text grows meanwhile
+        answer = await in_slow_lane(write) if is_long else write()
+        if answer:
+            await context.write(answer)
 
     @override
     def handlers(self) -> Handlers:

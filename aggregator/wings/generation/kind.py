@@ -35,6 +35,8 @@ _TOKEN_BYTES = 16
 """The bytes of a generated token: its id, its text, and its delta."""
 _LOGPROB_BYTES = 80
 """Of a token's alternative: its text, its bytes, the logarithm."""
+_LOGPROBS_PER_PART, _MANY_PARTS = 8, 256
+"""A vector takes as long to write as some logarithms; so many vectors take a millisecond."""
 _USUAL_TOKENS = 1024
 """The tokens of a text whose request sets no limit."""
 
@@ -85,6 +87,15 @@ class Generating(Kind):
         generated = generation_of(request)
         per_token = _TOKEN_BYTES + _LOGPROB_BYTES * generated.sampling.logprobs
         return per_token * (generated.left_tokens or _USUAL_TOKENS)
+
+    @override
+    def answer_parts(self, request: Request) -> int:
+        generated = generation_of(request)
+        return 1 + len(generated.logprobs) * (1 + generated.sampling.logprobs) // _LOGPROBS_PER_PART
+
+    @override
+    def is_large(self, request: Request) -> bool:
+        return self.answer_parts(request) > _MANY_PARTS
 
     @override
     def start_by_s(self, request: Request) -> float:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from typing_extensions import override
@@ -20,6 +21,7 @@ from aggregator.request.kind import kind_named
 from aggregator.request.request import Backlog, Failure, Receive, Request, Source
 from aggregator.scheduler.work_item import Priority, Task
 from aggregator.sources.brokers import BrokerParts
+from aggregator.sources.wire.turns import encoded
 from aggregator.sources.wire.values import defaults_of, permitted
 from aggregator.wings.redis.codec import (
     LIST,
@@ -28,6 +30,7 @@ from aggregator.wings.redis.codec import (
     EntryAnswer,
     StreamIntake,
     answer_of,
+    origin_of,
     write_dead_letter,
     write_reply,
 )
@@ -110,7 +113,8 @@ class RedisSource(Source):
     async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         """Write replies, then acknowledge and delete the entries; one whose reply is refused becomes a dead letter."""
         now_s = self._clock()
-        requests_of = {answer_of(request, now_s): request for request in requests}
+        answers = await encoded(requests, partial(answer_of, now_s=now_s), lambda each: origin_of(each).as_json)
+        requests_of = dict(zip(answers, requests, strict=True))
         for request in requests:
             request.free_vectors()
         async for written in self._write(requests_of):

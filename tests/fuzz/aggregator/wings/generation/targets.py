@@ -15,7 +15,7 @@ from aggregator.request.request import Failure, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.decode import Refused, decode_record, intakes
-from aggregator.sources.kafka.replies import encode_refusal, encode_replies
+from aggregator.sources.kafka.replies import encode_refusal, encode_reply
 from aggregator.wings.generation.call import GenerateCall
 from aggregator.wings.generation.generation import generation_of
 from protos.generation.v1 import generation_pb2 as pb
@@ -43,7 +43,7 @@ def _take(value: bytes, *headers: tuple[str, bytes]) -> Request | Refused:
         return taken
     assert taken.inputs[0] or generation_of(taken).messages, "There is no input."
     taken.fail(_FAILURE)
-    encode_replies([taken], "g", 1.0)
+    encode_reply(taken, "g", 1.0)
     return taken
 
 

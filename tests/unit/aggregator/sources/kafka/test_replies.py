@@ -19,7 +19,7 @@ from aggregator.sources.kafka.answered import Answered
 from aggregator.sources.kafka.decode import RecordOrigin, Refused, ReplyRoute, origin_of, record_of, reply_id
 from aggregator.sources.kafka.offsets import Header
 from aggregator.sources.kafka.outgoing import OutgoingRecord
-from aggregator.sources.kafka.replies import DeadLetter, encode_refusal, encode_replies
+from aggregator.sources.kafka.replies import DeadLetter, encode_refusal, encode_reply
 from aggregator.sources.wire.encode import response
 from aggregator.sources.wire.values import JSON, PROTOBUF
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -86,7 +86,7 @@ REQUESTS = st.builds(
 
 @given(st.lists(REQUESTS, max_size=4))
 def test_every_reply_equals_the_public_message(requests: list[Request]) -> None:
-    replies = encode_replies(requests, GROUP)
+    replies = [encode_reply(each, GROUP) for each in requests]
     assert len(replies) == len(requests)
     for request, reply in zip(requests, replies, strict=True):
         route = origin_of(request).route
@@ -101,7 +101,9 @@ def test_every_reply_equals_the_public_message(requests: list[Request]) -> None:
 def test_an_unencodable_reply_is_an_error_to_its_sender_and_harms_nobody() -> None:
     broken = CompletedBatch("b", "small", "r1", 0, np.zeros(3, np.float32), 0.0, 0.0)
     requests = [request_of([Vector(batch, 0, 3, 0.0)], Options(dimensions=1)) for batch in (broken, batch_of())]
-    first, second = (pb.EmbedResponse.FromString(reply.value or b"") for reply in encode_replies(requests, GROUP))
+    first, second = (
+        pb.EmbedResponse.FromString(reply.value or b"") for reply in (encode_reply(each, GROUP) for each in requests)
+    )
     assert (first.request_id, first.status.code, len(first.embeddings)) == ("q", Code.INTERNAL, 0)
     assert second == expected(requests[1])
 
@@ -230,7 +232,7 @@ def test_a_reply_that_may_have_come_before_says_so_in_header_and_message(
         request = request_of(list(vectors), options, json=as_json)
         record_of(request).committed_offset.answered_before = Answered(42 if replay else -1)
         request.replay = replay
-        (reply,) = encode_replies([request], GROUP)
+        reply = encode_reply(request, GROUP)
         said = pb.EmbedResponse.FromString(reply.value or b"") if not as_json else None
         assert (json.loads(reply.value or b"").get("replay", False) if said is None else said.replay) is replay
         assert (("replay", b"true") in reply.headers) is replay

@@ -17,7 +17,7 @@ from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka.decode import Refused, decode_record, intakes
 from aggregator.sources.kafka.offsets import Header
 from aggregator.sources.kafka.outgoing import OutgoingRecord
-from aggregator.sources.kafka.replies import encode_refusal, encode_replies
+from aggregator.sources.kafka.replies import encode_refusal, encode_reply
 from aggregator.wings.cloud_events.envelope import CLOUD_EVENTS
 from protos.embedding.v1 import embedding_pb2 as pb
 from tests.support.fake_source import KAFKA
@@ -59,7 +59,7 @@ def replied(value: bytes | None, headers: list[Header], topic: str = "in") -> Ou
     if isinstance(taken, Refused):
         return encode_refusal(taken, GROUP)
     taken.fail(Failure(Code.OUT_OF_RANGE, "too long"))
-    return encode_replies([taken], GROUP)[0]
+    return encode_reply(taken, GROUP)
 
 
 def event(**changed: Any) -> bytes:

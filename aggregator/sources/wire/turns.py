@@ -1,0 +1,37 @@
+"""Write the replies to many requests: in each turn of the event loop a millisecond's, and long ones on a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from aggregator.request.request import Request
+from aggregator.slow_lane import in_slow_lane
+
+T = TypeVar("T")
+
+_TURN_PARTS = 256
+"""Vectors that protobuf writes in a millisecond."""
+_JSON_PARTS = 16
+"""As many vectors in protobuf take as long as one in JSON."""
+
+
+async def encoded(
+    requests: Sequence[Request], write: Callable[[Request], T], as_json: Callable[[Request], bool]
+) -> list[T]:
+    """The reply to each completed request, as `write` makes it, in JSON or protobuf."""
+    replies: list[T] = []
+    turn = 0
+    for request in requests:
+        parts = request.kind.answer_parts(request) * (_JSON_PARTS if as_json(request) else 1)
+        if parts > _TURN_PARTS or (parts > 1 and request.kind.is_large(request)):
+            replies.append(await in_slow_lane(partial(write, request)))
+            continue
+        turn += parts
+        if turn > _TURN_PARTS:
+            await asyncio.sleep(0)  # others have their turn
+            turn = parts
+        replies.append(write(request))
+    return replies
