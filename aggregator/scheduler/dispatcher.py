@@ -9,7 +9,7 @@ from math import inf
 
 from aggregator.scheduler.packing import Packer, PackPolicy
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
-from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
+from aggregator.scheduler.replica import Beside, Replica, ReplicaPolicy, StepReport
 from aggregator.scheduler.replica_choice import NewReplicas, Pace, SendReason, all_in_use, choose_replica
 from aggregator.scheduler.retries import ONE_TOKEN, Retries, RetryBatch, RetryPolicy
 from aggregator.scheduler.work_item import Priority, Query, WorkItem
@@ -260,10 +260,9 @@ class Dispatcher:
         left_s = replica.answered_within_s(self.queue.next_deadline_s(), now_s, priority)
         share_tokens = -(-self.queue.tokens // max(1, len(self.replicas.in_use)))
         within_s = min(within_s, left_s)
-        beside_others = replica.most_urgent < self.queue.most_urgent(now_s)
-        tokens = replica.batch_tokens(
-            self.queue.tokens, backlog_tokens, within_s, share_tokens, beside_others=beside_others
-        )
+        urgent = self.queue.most_urgent(now_s)
+        beside = Beside.OTHERS if replica.most_urgent < urgent else Beside.OWN if urgent < priority else Beside.NOBODY
+        tokens = replica.batch_tokens(self.queue.tokens, backlog_tokens, within_s, share_tokens, beside)
         return min(tokens, self.time_outs.most_tokens(replica, now_s))
 
     def _shared_budget(self, replica: Replica, budget: int) -> int:

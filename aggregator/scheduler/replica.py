@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from math import inf
 
 from aggregator.scheduler.budget import BudgetController
@@ -81,8 +82,18 @@ STATES = ("idle", "running", "staged")
 _ANY = 1 << 30  # items: no limit
 _PARTS = 4
 """Where batches share the next step, they are sent at intervals of this part of their step."""
+_NOTABLY = 0.75
+"""A step of half the budget takes half the time where tokens decide, and nearly all of it where the launches do."""
 _OVERTAKEN_S = 2.0
 """A server lets more urgent batches of any aggregator go before a batch for a second at most, and then in turns."""
+
+
+class Beside(Enum):
+    """Whose more urgent batches a server got lately, beside the one that is packed."""
+
+    NOBODY = "nobody"
+    OWN = "own"
+    OTHERS = "others"
 
 
 class Replica:
@@ -222,21 +233,24 @@ class Replica:
         backlog_tokens: int = 0,
         within_s: float = 0.0,
         share_tokens: int = 0,
-        *,
-        beside_others: bool = False,
+        beside: Beside = Beside.NOBODY,
     ) -> int:
         """Tokens that the next batch may hold here, in a step that takes no longer than `within_s`.
 
         A backlog goes in batches larger than the budget, because a batch also costs time besides its tokens. Otherwise
         the size is the budget. It is half of the budget if more than half waits and other aggregators send too: the
         server merges batches that fit the budget together, and two that are slightly larger than half do not. It is
-        half, too, `beside_others` that send more urgent batches: then it has room in a step with these.
+        half, too, `beside` others that send more urgent batches: then it has room in a step with these. Beside this
+        aggregator's own, which wait for a running step to end, it is half where that step is notably shorter.
         `share_tokens`, the waiting tokens for each replica, applies to generation only.
         """
         del share_tokens
         budget = self.token_budget
-        if beside_others:
-            return max(1, budget // 2)
+        half = max(1, budget // 2)
+        if beside is Beside.OTHERS:
+            return half
+        if beside is Beside.OWN and self.step_time_s(half) <= _NOTABLY * self.step_time_s(budget):
+            return half
         if backlog_tokens > budget:
             most = min(backlog_tokens, self.tokens_within(within_s))
             return max(budget, self._speed.snapped(most, most))

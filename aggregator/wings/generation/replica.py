@@ -10,7 +10,7 @@ from math import inf
 from typing_extensions import override
 
 from aggregator.scheduler.curve import Curve
-from aggregator.scheduler.replica import Replica, ReplicaPolicy
+from aggregator.scheduler.replica import Beside, Replica, ReplicaPolicy
 from aggregator.scheduler.work_item import ID_BYTES, Priority
 
 _PREFIX_TOKENS = (64, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
@@ -119,8 +119,7 @@ class GeneratingReplica(Replica):
         backlog_tokens: int = 0,
         within_s: float = 0.0,
         share_tokens: int = 0,
-        *,
-        beside_others: bool = False,
+        beside: Beside = Beside.NOBODY,
     ) -> int:
         """Tokens of prompts that the next batch may hold here: its share of what waits, however long that takes.
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aggregator.scheduler.budget import BudgetController
+from aggregator.scheduler.curve import Curve
 from aggregator.scheduler.dispatcher import Batch, Dispatcher, DispatchPolicy, Due
 from aggregator.scheduler.queue import QueuePolicy
 from aggregator.scheduler.replica import Replica, StepReport
@@ -319,7 +320,7 @@ def test_what_each_batch_leaves_too_late_is_told() -> None:
         pool.put(10, Priority.BACKGROUND, deadline_s=NOW_S + 0.017)[0],
     ]
     due = pool.due()
-    assert (due.late, [batch.token_count for batch in due.batches]) == (late, [100, 100])
+    assert (due.late, [batch.token_count for batch in due.batches]) == (late, [100, 50])
 
 
 def test_a_batch_not_full_is_paced_while_a_replica_runs_until_a_deadline() -> None:
@@ -370,6 +371,22 @@ def test_beside_what_is_urgent_a_backlog_goes_in_usual_batches() -> None:
     pool = backlogged()
     pool.put(10, Priority.INTERACTIVE)
     assert pool.batch().token_count == 100
+
+
+def after_a_call(curve: Curve) -> Pool:
+    """A backlog of background inputs, just after a call was answered."""
+    pool = Pool("a", warm=True)
+    pool.dispatcher.replicas["a"] = Replica("a", curve, 100, POLICY)
+    pool.put(10, Priority.INTERACTIVE)
+    pool.dispatcher.done(pool.batch(), report(10), NOW_S)
+    for _ in range(30):
+        pool.put(10, Priority.BACKGROUND)
+    return pool
+
+
+def test_where_calls_come_a_backlog_goes_in_steps_that_they_need_not_wait_for_long() -> None:
+    assert after_a_call(CURVE).batch().token_count == 50
+    assert after_a_call(replace(CURVE, floor_s=0.013)).batch().token_count == 100
 
 
 class HangingServers:
