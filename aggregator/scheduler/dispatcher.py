@@ -9,10 +9,10 @@ from math import inf
 
 from aggregator.scheduler.packing import Packer, PackPolicy
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
-from aggregator.scheduler.replica import Beside, Replica, ReplicaPolicy, StepReport
+from aggregator.scheduler.replica import Replica, ReplicaPolicy, StepReport
 from aggregator.scheduler.replica_choice import NewReplicas, Pace, SendReason, all_in_use, choose_replica
 from aggregator.scheduler.retries import ONE_TOKEN, Retries, RetryBatch, RetryPolicy
-from aggregator.scheduler.work_item import Priority, Query, WorkItem
+from aggregator.scheduler.work_item import Beside, Priority, Query, WorkItem
 
 _DOUBLES_S = 60.0
 """A hang costs a time-out and a rejoin, some ten seconds: a small share of the time between two of them."""

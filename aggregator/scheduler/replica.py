@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 from math import inf
 
 from aggregator.scheduler.budget import BudgetController
 from aggregator.scheduler.curve import Curve
 from aggregator.scheduler.rates import LightLead, ReplyDelay
 from aggregator.scheduler.speed import Speed
-from aggregator.scheduler.work_item import Priority
+from aggregator.scheduler.work_item import Beside, Priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +85,6 @@ _NOTABLY = 0.75
 """A step of half the budget takes half the time where tokens decide, and nearly all of it where the launches do."""
 _OVERTAKEN_S = 2.0
 """A server lets more urgent batches of any aggregator go before a batch for a second at most, and then in turns."""
-
-
-class Beside(Enum):
-    """Whose more urgent batches a server got lately, beside the one that is packed."""
-
-    NOBODY = "nobody"
-    OWN = "own"
-    OTHERS = "others"
 
 
 class Replica:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import Enum, IntEnum, StrEnum
 from typing import Any
 
 ID_BYTES = 4
@@ -16,6 +16,14 @@ class Priority(IntEnum):
     INTERACTIVE = 0
     DEFAULT = 1
     BACKGROUND = 2
+
+
+class Beside(Enum):
+    """Whose more urgent batches a server got lately, beside the one that is packed."""
+
+    NOBODY = "nobody"
+    OWN = "own"
+    OTHERS = "others"
 
 
 class Task(StrEnum):

@@ -10,8 +10,8 @@ from math import inf
 from typing_extensions import override
 
 from aggregator.scheduler.curve import Curve
-from aggregator.scheduler.replica import Beside, Replica, ReplicaPolicy
-from aggregator.scheduler.work_item import ID_BYTES, Priority
+from aggregator.scheduler.replica import Replica, ReplicaPolicy
+from aggregator.scheduler.work_item import ID_BYTES, Beside, Priority
 
 _PREFIX_TOKENS = (64, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """Lengths of the prefixes that are remembered: the longer ones tell chats apart that share a system prompt."""

@@ -384,7 +384,7 @@ def after_a_call(curve: Curve) -> Pool:
     return pool
 
 
-def test_where_calls_come_a_backlog_goes_in_steps_that_they_need_not_wait_for_long() -> None:
+def test_behind_calls_a_backlog_goes_in_halves_where_those_are_shorter() -> None:
     assert after_a_call(CURVE).batch().token_count == 50
     assert after_a_call(replace(CURVE, floor_s=0.013)).batch().token_count == 100
 
