@@ -93,7 +93,7 @@ def test_if_one_thread_is_never_slower_unmeasured_larger_steps_get_all() -> None
     assert machine.threads_of(1025) == COUNT
 
 
-def test_where_other_work_has_the_cores_the_start_does_not_wait_for_long_steps() -> None:
+def test_beside_other_work_the_start_waits_for_no_long_steps() -> None:
     machine = Machine(lambda tokens, threads: tokens * threads * 1e-4)
     assert machine.measured() == 513, "one thread takes 51 ms"
     assert max(tokens for tokens, _ in machine.steps) == 512
