@@ -178,10 +178,10 @@ def test_a_load_with_a_burst_comes_out_alike_with_few_calm_stretches(kind: Kind)
 
 
 def test_questions_hardly_wait_for_a_backlog_of_their_own_or_anothers() -> None:
-    """Beside a backlog at another aggregator p99 is at most three times that alone, at the same one four times."""
+    """Beside a backlog at another aggregator p99 is at most three times that alone, at the same one 3.5 times."""
     same, other = (cases.case(name, curve="minilm-cpu") for name in ("beside-backlog", "beside-anothers-backlog"))
     alone_s = simulate(replace(same, backlog=0), Policy(Kind.OURS), 1).p99_s
-    for scenario, most in ((same, 4.0), (other, 3.0)):
+    for scenario, most in ((same, 3.5), (other, 3.0)):
         outcome = simulate(scenario, Policy(Kind.OURS), 1)
-        assert outcome.p99_s < min(most * alone_s, 0.220)  # that is three times what it was alone before ADR 65
+        assert outcome.p99_s < most * alone_s
         assert outcome.backlog_per_s > 70.0  # 102 where the server ran batches in their order of arrival
