@@ -202,6 +202,8 @@ def read_classify(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.
     return pb.ScoreRequest(pairs=pairs, **asked.fields(defaults, request_id)), Classes(asked.ignored())
 
 
+_MANY_SCORES = 4096
+"""Numbers that take a millisecond to write."""
 _RESULT_BYTES, _SCORE_BYTES = 250, 22
 """Of a response for each text, and for each of its scores."""
 
@@ -240,7 +242,8 @@ class _Scores(Answer):
 
     @override
     def takes_long(self, request: Request) -> bool:
-        return False  # a number for each of at most a thousand inputs
+        scores = request.vector_count * request.options.dimensions  # a text has one of each class
+        return scores > _MANY_SCORES or super().takes_long(request)
 
 
 class Ranking(_Scores):
@@ -255,7 +258,8 @@ class Ranking(_Scores):
 
     @override
     def takes_long(self, request: Request) -> bool:
-        return scoring_of(request).return_documents and sum(map(len, request.inputs)) > _MANY_CHARACTERS
+        documents = scoring_of(request).return_documents and sum(map(len, request.inputs)) > _MANY_CHARACTERS
+        return documents or super().takes_long(request)
 
     @override
     def write(self, request: Request) -> bytes:

@@ -11,6 +11,7 @@ from aggregator.sources.wire.values import encode
 from aggregator.wings.ranking.http import Classes, PairScores, Ranking
 from aggregator.wings.ranking.kind import RANKING
 from aggregator.wings.ranking.scoring import Scoring
+from tests.support.fake_source import any_request
 from tests.unit.aggregator.sources.test_answer_sizes import INPUTS, completed
 
 SCORING = Scoring(["a text"] * INPUTS)
@@ -31,3 +32,19 @@ def test_scores_and_classes_are_no_larger_than_was_told(answer: Answer) -> None:
     dimensions = 1 if isinstance(answer, PairScores) else 30
     request = completed(Options(dimensions=dimensions), dimensions=dimensions, kind=RANKING, details=SCORING)
     assert len(answer.write(request)) <= answer.size_bytes(request)
+
+
+@pytest.mark.parametrize(
+    ("answer", "texts", "classes", "is_long"),
+    [
+        (PairScores("", "text_2"), 256, 1, False),
+        (PairScores("", "text_2"), 257, 1, True),
+        (Ranking("", returns_data=False), 257, 1, True),
+        (Classes(""), 100, 40, False),
+        (Classes(""), 100, 41, True),
+    ],
+)
+def test_many_scores_are_written_on_a_thread(answer: Answer, texts: int, classes: int, is_long: bool) -> None:
+    details = Scoring(["a text"] * texts)
+    request = any_request(*["a"] * texts, options=Options(dimensions=classes), kind=RANKING, details=details)
+    assert answer.takes_long(request) is is_long
