@@ -138,7 +138,7 @@ class _Calls:
         return Stream(
             partial(self._embeddings.EmbedStream, sent, metadata=self._metadata),
             lambda response: ((row.index, row) for row in results.rows(response, *exchange.place(response))),
-            exchange.raise_failure,
+            exchange.end,
         )
 
     @_answered

@@ -29,8 +29,8 @@ _OPTIONS = {
     "grpc.keepalive_time_ms": 30_000,  # a connection that a firewall dropped is noticed in 40 s;
     "grpc.keepalive_timeout_ms": 10_000,  # the service allows a ping each 20 s
 }
-_DELAY_S = 0.1
-"""Before the next attempt where the service asks for none: it could not be reached."""
+_DELAY_S, _MOST_DELAY_S = 0.1, 1.0
+"""Before the next attempt where the service asks for none, as it could not be reached: each is twice the last one."""
 _MOST_S = 365 * 86400
 """What is further away than gRPC counts has passed for it."""
 
@@ -81,12 +81,13 @@ def seconds(timeout_s: Any) -> float:
     return float(min(timeout_s, _MOST_S))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Attempts:
     """The attempts of one call until its deadline: where the service says that a further one can help."""
 
     deadline_s: float
     retry: bool
+    own_delay_s: float = _DELAY_S
 
     @property
     def left_s(self) -> float:
@@ -95,7 +96,9 @@ class Attempts:
     def delay_s(self, error: grpc.RpcError) -> float:
         """Seconds to wait before the next attempt. Raises the call's error where there is to be none."""
         failed = of_call(error)
-        delay_s = _DELAY_S if failed.retry_after_s is None else failed.retry_after_s
+        delay_s = failed.retry_after_s
+        if delay_s is None:
+            delay_s, self.own_delay_s = self.own_delay_s, min(2 * self.own_delay_s, _MOST_DELAY_S)
         if not self.retry or not failed.retryable or delay_s >= self.left_s:
             raise failed from error
         return delay_s

@@ -10,7 +10,7 @@ from typing import Any, Callable, TypeVar, Union
 from google.protobuf import timestamp_pb2
 from google.protobuf.message import Message
 
-from tokenbatch_client.errors import InputError
+from tokenbatch_client.errors import InputError, TokenbatchError, Unavailable
 from tokenbatch_client.protos.embedding.v1 import embedding_pb2 as pb
 from tokenbatch_client.protos.generation.v1 import generation_pb2
 from tokenbatch_client.protos.ranking.v1 import ranking_pb2
@@ -69,7 +69,7 @@ def listed(name: str, texts: Any) -> Iterable[Any]:
 class Exchange:
     """The requests of one stream, of `per_request` inputs each, by the indices of their first ones.
 
-    gRPC hides what fails while it takes a request from its caller: requests end there, and `raise_failure` raises it.
+    gRPC hides what fails while it takes a request from its caller: requests end there, and `end` raises it.
     Raises InputError for wrong options, and for what is no list of texts.
     """
 
@@ -114,13 +114,19 @@ class Exchange:
         return request
 
     def place(self, response: pb.EmbedResponse) -> tuple[int, int]:
-        """How many inputs it answers, and the index of the first."""
-        return self._sizes.pop(response.request_id), int(response.request_id)
+        """How many inputs it answers, and the index of the first. Raises TokenbatchError for another's answer."""
+        size = self._sizes.pop(response.request_id, None)
+        if size is None:
+            raise TokenbatchError(f"an answer names request {response.request_id!r}, which waits for none", "UNKNOWN")
+        return size, int(response.request_id)
 
-    def raise_failure(self) -> None:
-        """Raise what ended the requests early, if anything did."""
+    def end(self) -> None:
+        """Raise what ended the requests early, if anything did; and Unavailable where some have no answer."""
         if self._failure is not None:
             raise self._failure
+        if self._sizes:
+            message = f"the stream ended, and {sum(self._sizes.values())} inputs have no row"
+            raise Unavailable(message, "UNAVAILABLE", retryable=True)
 
 
 def _each(name: str, inputs: Iterable[Any], make: Callable[[Any], _T], first: int = 0) -> list[_T]:

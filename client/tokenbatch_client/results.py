@@ -89,15 +89,20 @@ class Text:
 
 
 def rows(response: embedding_pb2.EmbedResponse, inputs: int, first: int = 0) -> Iterator[Embedding]:
-    """A response's rows, counted from `first`; where the request failed as a whole, each input has its error."""
+    """A response's rows, counted from `first`; where the request failed as a whole, each input has its error.
+
+    Raises TokenbatchError for more or fewer than inputs.
+    """
     end = first
     for found in response.embeddings:
         failed = of_status(found.status, f"input {end}: ") if found.HasField("status") else None
         yield Embedding(end, found.embedding, found.token_count, failed)
         end += 1
-    if end < first + inputs and (failed := of_status(response.status)) is not None:
-        for index in range(end, first + inputs):
-            yield Embedding(index, b"", 0, failed)
+    failed = of_status(response.status)
+    if failed is None and end != first + inputs:
+        raise TokenbatchError(f"{inputs} inputs were sent, and {end - first} rows came", "UNKNOWN")
+    for index in range(end, first + inputs):
+        yield Embedding(index, b"", 0, failed)
 
 
 def embeddings(response: embedding_pb2.EmbedResponse, inputs: int, errors: str) -> Embeddings:

@@ -19,6 +19,7 @@ from tokenbatch_client.connection import Attempts, Connection
 from tokenbatch_client.errors import of_call
 from tokenbatch_client.protos import status_pb2
 from tokenbatch_client.protos.embedding.v1 import embedding_pb2 as pb
+from tokenbatch_client.requests import Exchange
 
 
 class Failed(grpc.RpcError):
@@ -70,6 +71,33 @@ def test_a_call_is_tried_again_where_the_service_says_that_it_helps(
         assert Attempts(110.0, retry=True).delay_s(failed) == waits_s
     with pytest.raises(kind):
         Attempts(110.0, retry=False).delay_s(failed)
+
+
+def test_a_service_that_cannot_be_reached_is_asked_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenbatch_client.connection.time.monotonic", lambda: 100.0)
+    attempts, failed = Attempts(110.0, retry=True), Failed(grpc.StatusCode.UNAVAILABLE)
+    assert [attempts.delay_s(failed) for _ in range(6)] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_an_answer_with_more_or_fewer_rows_than_inputs_is_refused(rows: int) -> None:
+    response = pb.EmbedResponse(embeddings=[pb.Embedding(embedding=bytes(8))] * rows)
+    with pytest.raises(TokenbatchError, match=f"2 inputs were sent, and {rows} rows came"):
+        results.embeddings(response, 2, "return")
+
+
+def test_a_stream_that_ends_before_its_answers_says_so() -> None:
+    exchange = Exchange(2, {})
+    assert len(list(exchange.requests(["a", "b", "c"]))) == 2
+    assert exchange.place(pb.EmbedResponse(request_id="2")) == (1, 2)
+    for other in ("2", "7", ""):
+        with pytest.raises(TokenbatchError, match=f"names request '{other}', which waits for none"):
+            exchange.place(pb.EmbedResponse(request_id=other))
+    with pytest.raises(Unavailable, match="2 inputs have no row") as ended:
+        exchange.end()
+    assert ended.value.retryable
+    assert exchange.place(pb.EmbedResponse(request_id="0")) == (2, 0)
+    exchange.end()
 
 
 def test_a_token_goes_with_every_call() -> None:

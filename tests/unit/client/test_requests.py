@@ -162,12 +162,12 @@ async def test_a_stream_gives_what_came_before_a_wrong_input_then_its_error() ->
     exchange = requests.Exchange(1, {})
     assert [told(each) for each in exchange.requests(["a", "b", b"c"])] == [("0", ["a"]), ("1", ["b"])]
     with pytest.raises(InputError, match="input 2: bytes"):
-        exchange.raise_failure()
+        exchange.end()
     exchange = requests.Exchange(1, {})
-    exchange.raise_failure()
+    exchange.end()
     assert [told(each) async for each in exchange.requests_of(inputs())] == [("0", ["a"]), ("1", ["b"])]
     with pytest.raises(InputError, match="input 2: bytes"):
-        exchange.raise_failure()
+        exchange.end()
 
 
 def test_a_stream_s_caller_gets_the_error_of_its_own_inputs() -> None:
@@ -178,4 +178,4 @@ def test_a_stream_s_caller_gets_the_error_of_its_own_inputs() -> None:
     exchange = requests.Exchange(1, {})
     assert [told(each) for each in exchange.requests(inputs())] == [("0", ["a"])]
     with pytest.raises(KeyError, match="of a table"):
-        exchange.raise_failure()
+        exchange.end()
