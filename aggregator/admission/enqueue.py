@@ -164,7 +164,7 @@ def split_long(requests: Sequence[Request]) -> tuple[list[list[Request]], list[R
     long: list[Request] = []
     room = 0
     for request in requests:
-        characters = request.characters
+        characters = request.kind.characters(request)
         if characters > LONG_CHARACTERS:
             long.append(request)
             continue

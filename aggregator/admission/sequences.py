@@ -36,13 +36,18 @@ def texts(revision: Revision, request: Request, indexes: Sequence[int]) -> Seque
 def made(revision: Revision, request: Request, indexes: Sequence[int], counted: Sequence[Counted]) -> Iterator[Made]:
     """Each text's tokens, token ids as they are, or a document's tokens with the spans of its chunks."""
     left = iter(counted)
+    most_bytes = limit_of(revision, request) * ID_BYTES
     for index in indexes:
         given = request.inputs[index]
         if isinstance(given, Chunks):
             parts = list(islice(left, len(given.texts) + 1)) if given.texts else []
             yield _document(revision, given, parts)
+            continue
+        sequence = given if isinstance(given, bytes) else next(left)
+        if isinstance(sequence, bytes) and len(sequence) <= most_bytes:  # as most do
+            yield sequence, len(sequence) // ID_BYTES
         else:
-            yield unmarked(fitted(revision, request, given if isinstance(given, bytes) else next(left)))
+            yield unmarked(fitted(revision, request, sequence))
 
 
 def unmarked(sequence: Counted) -> Made:

@@ -88,7 +88,7 @@ class Completion:
         for source, mine in _by_source(requests).items():
             failed = Counter(request.code for request in mine if request.failed)
             codes = {Code.OK: len(mine) - failed.total(), **failed}
-            queries = sum(len(request.outcomes) for request in mine)
+            queries = sum([len(request.outcomes) for request in mine])
             self._metrics.answered(source.name, codes, [now_s - request.received_s for request in mine], queries)
         for request in requests:
             account(request, now_s)

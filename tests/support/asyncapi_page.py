@@ -16,12 +16,11 @@ from aggregator.registry import KINDS
 from aggregator.request.request import Failure, Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.sources.kafka import decode
-from aggregator.sources.kafka.answered import Answered
-from aggregator.sources.kafka.decode import intakes, record_of
+from aggregator.sources.kafka.decode import intakes
 from aggregator.sources.kafka.envelope import EnvelopeFormat
 from aggregator.sources.kafka.offsets import Header
 from aggregator.sources.kafka.outgoing import OutgoingRecord
-from aggregator.sources.kafka.replies import encode_replies
+from aggregator.sources.kafka.replies import encode_reply
 from protos.embedding.v1 import embedding_pb2 as pb
 from protos.generation.v1.generation_pb2 import GenerateRequest
 from protos.ranking.v1.ranking_pb2 import RankRequest
@@ -71,8 +70,8 @@ def read(message: str, value: bytes, *headers: Header, envelopes: Sequence[Envel
 
 def reply_of(request: Request) -> OutgoingRecord:
     request.fail(Failure(Code.OUT_OF_RANGE, "too long"))
-    record_of(request).committed_offset.answered_before = Answered(record_of(request).offset)
-    return encode_replies([request], "group")[0]
+    request.replay = True
+    return encode_reply(request, "group")
 
 
 def validate(message: str, payload: object) -> None:

@@ -92,9 +92,6 @@ class Answered:
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError):
             return cls()
 
-    def __contains__(self, offset: int) -> bool:
-        return offset <= self.highest
-
     def expired(self, offset: int) -> bool:
         """Whether this very record was answered that its deadline had passed."""
         return any(span.answer == EXPIRED for span in self._around(offset))

@@ -119,7 +119,7 @@ def origin_of(request: Request) -> RecordOrigin:
 
 
 def record_of(request: Request) -> InFlightRecord:
-    return origin_of(request).in_flight
+    return request.origin.in_flight  # type: ignore[attr-defined,no-any-return]
 
 
 def reply_id(in_flight: InFlightRecord, request_id: str, group_id: str) -> str:
@@ -220,7 +220,7 @@ def decode_record(
     """Decode a record and the route of its reply; a request without an id gets one, the same in a replay."""
     content_type, value = PROTOBUF, in_flight.value
     limits = intake.max_record_bytes, intake.defaults.max_inputs
-    given_id = f"{in_flight.topic}-{in_flight.partition}-{in_flight.offset}"
+    given_id = ""
     found: dict[str, bytes] = {}
     message: Any = None
     route: ReplyRoute | None = None
@@ -234,12 +234,12 @@ def decode_record(
             content_type = content_type_of(_text(found, "content-type"))
             if content_type is not PROTOBUF:
                 _reply_in_json(route)
-            given_id = _text(found, "ce_id") or given_id
+            given_id = _text(found, "ce_id")
         else:
             route = intake.route
         message = message_of(value, content_type, *limits, kind=intake.kind)
         if not message.request_id:
-            message.request_id = given_id
+            message.request_id = given_id or _place_of(in_flight)
         deadline_s = _deadline_s(found, received_s - wall_s) if found else inf
         request = parse(
             intake.kind,
@@ -256,9 +256,13 @@ def decode_record(
             _answer_as_before(request, in_flight, received_s)
         return request
     except RequestError as error:
-        request_id = message.request_id if message is not None else given_id
+        request_id = message.request_id if message is not None else given_id or _place_of(in_flight)
         unread = route is None or message is None
         return Refused(in_flight, error, request_id, route, dead_letter=unread, kind=intake.kind)
+
+
+def _place_of(in_flight: InFlightRecord) -> str:
+    return f"{in_flight.topic}-{in_flight.partition}-{in_flight.offset}"
 
 
 def _answer_as_before(request: Request, in_flight: InFlightRecord, received_s: float) -> None:

@@ -8,7 +8,7 @@ from sys import getsizeof
 
 from aggregator.admission.ledger import Intake
 from aggregator.request.request import KAFKA, Request
-from aggregator.sources.kafka.decode import origin_of, record_of
+from aggregator.sources.kafka.decode import RecordOrigin, record_of
 from aggregator.sources.kafka.offsets import CommittedOffset
 from aggregator.sources.wire.encode import answer_bytes, made_bytes
 
@@ -28,8 +28,8 @@ class Sizes:
         self._dimensions = dimensions
         self._usual: dict[tuple[int, str, bool], int] = {}
 
-    def added_bytes(self, request: Request) -> int:
-        inputs, origin = request.inputs, origin_of(request)
+    def added_bytes(self, request: Request, origin: RecordOrigin) -> int:
+        inputs = request.inputs
         text = inputs[0]
         if len(inputs) > 1 or type(text) is not str or request.details is not None:
             longer = request.text_bytes - len(origin.in_flight.value or b"")  # than in UTF-8

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 
 from aiokafka.errors import (
     MessageSizeTooLargeError,
@@ -73,7 +73,7 @@ class Outcomes:
         if live:
             with contextlib.suppress(ProducerClosed):
                 encode_one = partial(encode_reply, group_id=self.settings.group_id, now_s=self.clock())
-                replies = await encoded(live, encode_one, lambda request: origin_of(request).route.json)
+                replies = await encoded(live, encode_one, [origin_of(request).route.json for request in live])
                 for request in live:
                     request.free_vectors()
                 async for delivered in self.producer.send(replies):
@@ -138,12 +138,15 @@ class Outcomes:
         return letter
 
 
+_answer = lru_cache(maxsize=64)(Answer)  # few differ, and many records wait with theirs
+
+
 def _answer_of(request: Request) -> Answer | None:
     """How a record was answered, where a replay can be answered the same: by a revision, or that it expired."""
     if request.failed:
         return EXPIRED if request.code is Code.DEADLINE_EXCEEDED else None
     revision = request.kind.answered_by(request)
-    return Answer(request.model, revision) if revision else None
+    return _answer(request.model, revision) if revision else None
 
 
 def encode_reply(request: Request, group_id: str, now_s: float = 0.0) -> OutgoingRecord:
@@ -155,7 +158,7 @@ def encode_reply(request: Request, group_id: str, now_s: float = 0.0) -> Outgoin
     record, route = origin.in_flight, origin.route
     identity = reply_id(record, request.request_id, group_id)
     value = encode(request, identity, now_s, as_json=route.json)
-    return _to_route(request, record, route, value, identity=identity, group_id=group_id)
+    return _to_route(request, record, route, value, identity=identity, group_id=group_id, replay=request.replay)
 
 
 def encode_refusal(refused: Refused, group_id: str) -> OutgoingRecord:
@@ -168,7 +171,7 @@ def encode_refusal(refused: Refused, group_id: str) -> OutgoingRecord:
     value = encode_failure(
         refused.request_id, failure, identity, kind=refused.kind, as_json=route.json, replay=record.replay
     )
-    return _to_route(refused, record, route, value, identity=identity, group_id=group_id)
+    return _to_route(refused, record, route, value, identity=identity, group_id=group_id, replay=record.replay)
 
 
 def _to_route(
@@ -179,8 +182,9 @@ def _to_route(
     *,
     identity: str,
     group_id: str,
+    replay: bool,
 ) -> OutgoingRecord:
-    headers = [*route.headers, _REPLAY] if record.replay else route.headers
+    headers = [*route.headers, _REPLAY] if replay else route.headers
     if route.envelope is not None:
         named = {"reply_id": identity, "group_id": group_id, "request_id": answered.request_id}
         value, headers = route.envelope.reply(value, headers, kind=answered.kind, **named)

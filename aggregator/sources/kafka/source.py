@@ -23,6 +23,7 @@ from aggregator.sources.kafka.decode import (
     decode_all,
     decode_large,
     intakes,
+    origin_of,
     record_of,
     refused_for_room,
 )
@@ -32,7 +33,7 @@ from aggregator.sources.kafka.offsets import Fetched, InFlightRecord
 from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.sources.kafka.progress import OpenProgress, ProgressParts
 from aggregator.sources.kafka.replies import DeadLetters, Outcomes
-from aggregator.sources.kafka.waiting import LargeRecords, WaitingRequests, size_bytes
+from aggregator.sources.kafka.waiting import LargeRecords, WaitingRequests
 from aggregator.sources.wire.values import LARGE_BYTES
 
 _CLOCKS_AGREE_S = 5.0  # with NTP clocks differ by milliseconds; a record further in the future is by a wrong clock
@@ -161,20 +162,14 @@ class KafkaSource(Source):
                 return ()
             with self._tracing.receive(in_flight.topic for in_flight in in_flight_records):
                 now_s, wall_s = self._clock(), self._wall_clock()
-                large = [
-                    Fetched(in_flight, now_s, wall_s)
-                    for in_flight in in_flight_records
-                    if size_bytes(in_flight) >= LARGE_BYTES
-                ]
+                large = [each for each in in_flight_records if len(each.value or b"") >= LARGE_BYTES]
                 if large:
-                    in_flight_records = [
-                        in_flight for in_flight in in_flight_records if size_bytes(in_flight) < LARGE_BYTES
-                    ]
+                    in_flight_records = [each for each in in_flight_records if len(each.value or b"") < LARGE_BYTES]
                 requests, refused = await decode_all(in_flight_records, self._intakes, received_s=now_s, wall_s=wall_s)
                 requests = self._take_on(requests, refused)
             if refused:
                 self._refusing = asyncio.create_task(self._outcomes.refuse(refused), name="refuse records")
-            self._large.put(large)
+            self._large.put([Fetched(each, now_s, wall_s) for each in large])
             if requests:
                 return requests
 
@@ -202,7 +197,8 @@ class KafkaSource(Source):
         sizes = Sizes(self._dimensions)
         sized: list[Sized] = []
         for request in requests:
-            record = record_of(request)
+            origin = origin_of(request)
+            record = origin.in_flight
             topic = record.committed_offset.topic
             if record.timestamp / 1000 - wall_minus_monotonic_s > request.received_s + _CLOCKS_AGREE_S:
                 self._metrics.records_ahead.add(1, topic)
@@ -212,7 +208,7 @@ class KafkaSource(Source):
             model, asked = request.model, self._asked[topic]
             if model not in asked and self._known(model):
                 asked.add(model)
-            added = sizes.added_bytes(request)
+            added = sizes.added_bytes(request, origin)
             if record.held_bytes + added > largest:
                 refused.append(refused_for_room(request, record.held_bytes + added, largest))
             else:

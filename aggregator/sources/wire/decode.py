@@ -205,9 +205,10 @@ def parts(message: pb.EmbedRequest, defaults: Defaults) -> Parts:
     if not 0 < count <= defaults.max_inputs:
         check_count(count, defaults.max_inputs, "inputs", "inputs")
     first = inputs[0]
-    values: Sequence[Input] = (first.text,)
+    text = first.text
+    values: Sequence[Input] = (text,)
     outcomes: Sequence[Outcome | None] = _ONE_OPEN
-    are_texts = bool(first.text) and not first.spans
+    are_texts = bool(text) and not first.spans
     if count > 1:
         values, outcomes = [item.text for item in inputs], [None] * count
         are_texts = all(values) and not any(item.spans for item in inputs)
@@ -216,7 +217,15 @@ def parts(message: pb.EmbedRequest, defaults: Defaults) -> Parts:
         vectors = sum(each.count if isinstance(each, Chunks) else 1 for each in values)
         if vectors > defaults.max_inputs:
             raise InvalidRequest(f"{vectors} inputs and chunks: at most {defaults.max_inputs} are taken", "inputs")
-    return values, outcomes, _options(message), None
+    options = _checked_options(
+        message.dimensions,
+        message.encoding or _FLOAT32,
+        message.normalize if message.HasField("normalize") else None,
+        message.truncate or _NO_TRUNCATION,
+        message.input_type,
+        message.truncate_to,
+    )
+    return values, outcomes, options, None
 
 
 def _values(inputs: Sequence[pb.Input]) -> tuple[list[Input], list[Outcome | None]]:
@@ -275,17 +284,6 @@ def _packed_ids(ids: Sequence[int]) -> bytes | None:
 def options_of(truncate: int, truncate_to: int) -> Options:
     """The options of a request for scores, which are never normalised. Raises InvalidRequest."""
     return _checked_options(0, _FLOAT32, False, truncate or _NO_TRUNCATION, 0, truncate_to)
-
-
-def _options(message: pb.EmbedRequest) -> Options:
-    return _checked_options(
-        message.dimensions,
-        message.encoding or _FLOAT32,
-        message.normalize if message.HasField("normalize") else None,
-        message.truncate or _NO_TRUNCATION,
-        message.input_type,
-        message.truncate_to,
-    )
 
 
 @lru_cache(maxsize=1024)

@@ -102,7 +102,9 @@ def answer_bytes(request: Request, dimensions: int, *, as_json: bool = False) ->
 def to_protobuf(request: Request, reply_id: str) -> bytes:
     outcome = request.outcomes[0]
     if len(request.outcomes) == 1 and isinstance(outcome, Vector) and not outcome.chunks:
-        return _shared(outcome.batch, request.options).protobuf(request.request_id, outcome, reply_id)
+        batch, options = outcome.batch, request.options
+        shared: _Shared = batch.shared.get(id(options)) or _Shared(batch, options)
+        return shared.protobuf(request.request_id, outcome, reply_id)
     if request.options.encoding == pb.ENCODING_INT8:  # each vector has its own scale: nothing is shared
         return response(request, reply_id).SerializeToString()
     return b"".join(_pieces(request, reply_id))
@@ -134,13 +136,6 @@ def json_of(answer: Message) -> bytes:
     return json.dumps(MessageToDict(answer), ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _shared(batch: CompletedBatch, options: Options) -> _Shared:
-    shared: _Shared | None = batch.shared.get(id(options))
-    if shared is None:
-        shared = batch.shared[id(options)] = _Shared(batch, options)
-    return shared
-
-
 class _Shared:
     """The common part of the replies to one batch, for requests of one input with the same options.
 
@@ -163,6 +158,7 @@ class _Shared:
         common.timings.inference.FromNanoseconds(int(batch.inference_s * 1e9))
         self._common = common.SerializeToString()
         self._with_timings: dict[float, bytes] = {}
+        batch.shared[id(options)] = self
 
     def protobuf(self, request_id: str, vector: Vector, reply_id: str) -> bytes:
         common = self._with_timings.get(vector.queued_s) or self._add_timings(vector.queued_s)

@@ -123,6 +123,7 @@ def parse(
     if message.HasField("expire_time"):
         expire_s = message.expire_time.seconds + message.expire_time.nanos * 1e-9
         deadline_s = min(deadline_s, received_s + expire_s - wall_s)
+    tenant = defaults.trusts_tenant and message.tenant
     remaining = outcomes.count(None)
     return Request(
         kind=kind,
@@ -133,7 +134,7 @@ def parse(
         options=options,
         priority=class_of(message.priority, defaults.priority),
         source=defaults.source,
-        tenant=(defaults.trusts_tenant and checked_tenant(message.tenant, "tenant")) or defaults.tenant,
+        tenant=checked_tenant(tenant, "tenant") if tenant else defaults.tenant,
         received_s=received_s,
         deadline_s=deadline_s,
         origin=origin,

@@ -18,14 +18,12 @@ _JSON_PARTS = 16
 """As many vectors in protobuf take as long as one in JSON."""
 
 
-async def encoded(
-    requests: Sequence[Request], write: Callable[[Request], T], as_json: Callable[[Request], bool]
-) -> list[T]:
+async def encoded(requests: Sequence[Request], write: Callable[[Request], T], as_json: Sequence[bool]) -> list[T]:
     """The reply to each completed request, as `write` makes it, in JSON or protobuf."""
     replies: list[T] = []
     turn = 0
-    for request in requests:
-        parts = request.kind.answer_parts(request) * (_JSON_PARTS if as_json(request) else 1)
+    for request, is_json in zip(requests, as_json, strict=True):
+        parts = request.kind.answer_parts(request) * (_JSON_PARTS if is_json else 1)
         if parts > _TURN_PARTS or (parts > 1 and request.kind.is_large(request)):
             replies.append(await in_slow_lane(partial(write, request)))
             continue

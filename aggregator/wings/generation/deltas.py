@@ -74,7 +74,7 @@ class Deltas(Progress):
     @override
     def end(self, requests: Sequence[Request]) -> list[OutgoingRecord]:
         """The last delta of each completed request that wants them."""
-        ended = [request for request in requests if self.wanted(request)]
+        ended = [request for request in requests if self.wanted(request)] if self.topics else []
         for request in ended:
             self._grown.pop(request, None)
         return [record for request in ended if (record := self._record(request, done=True)) is not None]

@@ -113,7 +113,8 @@ class RedisSource(Source):
     async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         """Write replies, then acknowledge and delete the entries; one whose reply is refused becomes a dead letter."""
         now_s = self._clock()
-        answers = await encoded(requests, partial(answer_of, now_s=now_s), lambda each: origin_of(each).as_json)
+        as_json = [origin_of(request).as_json for request in requests]
+        answers = await encoded(requests, partial(answer_of, now_s=now_s), as_json)
         requests_of = dict(zip(answers, requests, strict=True))
         for request in requests:
             request.free_vectors()

@@ -30,7 +30,6 @@ def test_nothing_behind_the_position_needs_no_words() -> None:
         committed_offset.complete(record, OLD)
     assert committed_offset.metadata == ""
     assert replayed(committed_offset) == Answered()
-    assert 11 not in replayed(committed_offset)
 
 
 def test_records_up_to_the_highest_completed_one_may_have_been_answered() -> None:
@@ -38,7 +37,7 @@ def test_records_up_to_the_highest_completed_one_may_have_been_answered() -> Non
     records = delivered(committed_offset, 10, 11, 12, 13)
     committed_offset.complete(records[2], OLD)
     before = replayed(committed_offset)
-    assert [offset in before for offset in (10, 11, 12, 13)] == [True, True, True, False]
+    assert [offset <= before.highest for offset in (10, 11, 12, 13)] == [True, True, True, False]
     assert [before.model_revision(offset, "m") for offset in (10, 12, 13)] == ["old", "old", ""]
     assert before.model_revision(12, "n") == ""
     assert not before.expired(12)
@@ -111,7 +110,7 @@ def test_too_many_spans_leave_out_those_of_the_lowest_offsets() -> None:
     before = replayed(committed_offset)
     assert before.model_revision(10**15 + 2999, "m") == OLD.model_revision
     assert before.model_revision(10**15 + 1, "m") == ""
-    assert 10**15 + 1 in before
+    assert before.highest == 10**15 + 2999
 
 
 def test_names_too_long_to_be_carried_leave_the_highest_offset() -> None:

@@ -230,7 +230,6 @@ def test_a_reply_that_may_have_come_before_says_so_in_header_and_message(
     vectors: list[Outcome | None] = [Vector(BATCHES[0], row, 3, 0.0) for row in range(count)]
     for replay in (False, True):
         request = request_of(list(vectors), options, json=as_json)
-        record_of(request).committed_offset.answered_before = Answered(42 if replay else -1)
         request.replay = replay
         reply = encode_reply(request, GROUP)
         said = pb.EmbedResponse.FromString(reply.value or b"") if not as_json else None

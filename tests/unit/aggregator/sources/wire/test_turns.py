@@ -30,7 +30,7 @@ async def written(requests: list[Request], *, as_json: bool) -> tuple[list[bool]
     def write(request: Request) -> tuple[Request, bool]:
         return request, current_thread() is main_thread()
 
-    found = await encoded(requests, write, lambda _: as_json)
+    found = await encoded(requests, write, [as_json] * len(requests))
     others.cancel()
     assert [request for request, _ in found] == requests
     return [is_here for _, is_here in found], turns
