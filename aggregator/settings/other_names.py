@@ -46,7 +46,6 @@ AGGREGATOR_NAMES = {
     "port": "give host:port as grpc.bind, http.bind or telemetry.metrics_bind",
     "host": "give host:port as grpc.bind, http.bind or telemetry.metrics_bind",
     "hostname": "give host:port as grpc.bind, http.bind or telemetry.metrics_bind",
-    "api_key": "grpc.authentication.tokens_file",
     "model": "models",
     "model_id": "models",
     "served_model_name": "models",

@@ -10,6 +10,9 @@ from typing_extensions import override
 from aggregator.settings.aggregator import GrpcSettings
 from k8s.pod.settings import Group
 
+OTHER_NAMES = {"api_key": "grpc.authentication.tokens_file"}
+"""What the settings of vLLM are called here, by the last part of their names."""
+
 
 class JwtSettings(Group):
     """JSON Web Tokens as bearer tokens."""

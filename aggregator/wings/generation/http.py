@@ -106,7 +106,9 @@ class _Door:
             while not done:  # a caller that reads slowly gets several deltas as one
                 done = call.over
                 events = writer.events(done=done)
-                for event in await in_slow_lane(partial(list, events)) if writer.take() else events:
+                if writer.take():
+                    events = iter(await in_slow_lane(partial(list[bytes], events)))
+                for event in events:
                     await exchange.write(event)
                 if not done:
                     await call.news()

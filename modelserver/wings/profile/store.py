@@ -107,8 +107,8 @@ def _curve(
     """Raises ValueError, TypeError or OverflowError for what no step could follow."""
     times = (float(floor_s), float(fixed_s), float(per_token_s))
     sizes = tuple(sorted(map(_count, capture_sizes)))
-    counts = (_count(saturation_point), Rule(rule), _count(max_tokens), _count(backlog_tokens))
-    curve = Curve(*times, *counts, sizes, float(eager_s))
+    saturation, largest, backlog = map(_count, (saturation_point, max_tokens, backlog_tokens))
+    curve = Curve(*times, saturation, Rule(rule), largest, backlog, sizes, float(eager_s))
     if (
         any(not 0.0 <= seconds < math.inf for seconds in (*times, curve.eager_s))
         or not any(times)
