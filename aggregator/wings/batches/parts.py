@@ -49,6 +49,7 @@ class ConnectedBatches(BatchSource):
 
     @override
     async def close(self, timeout_s: float) -> None:
+        await self._desk.close()  # or the producer waits for records that the broker does not take
         await self.producer.close(timeout_s)
         await super().close(timeout_s)
 
