@@ -271,6 +271,9 @@ class Batches:
         """Write each missing part as ended. A part is written once: if another aggregator wrote it, that one counts."""
         try:
             await self._sleep(wait_s)
+            path = batch_path(folder, batch.id, "plan")
+            if await self.load(path, Plan) is None:  # its file is not read for this: no line of it was begun
+                await self._create(path, Plan(self.now_s(), "", ()))
             plan = await self.plan(folder, batch)
             if plan is None:
                 return
@@ -310,7 +313,18 @@ class Batches:
         if found is not None or await self.load(at("errors"), Refusal) is not None:
             return found
         meta = await self.load(meta_path(folder, batch.input_file_id), FileMeta)  # it may have expired since
-        made = await validated(self.store, self.settings, folder, batch, meta, now_s=self.now_s, sleep=self._sleep)
+        made = await validated(
+            self.store,
+            self.settings,
+            folder,
+            batch,
+            meta,
+            is_planned=lambda: self.store.exists(at("plan")),
+            now_s=self.now_s,
+            sleep=self._sleep,
+        )
+        if made is None:
+            return await self.load(at("plan"), Plan)
         if isinstance(made, Plan):
             made = await self._within_quota(folder, batch, made)
         if isinstance(made, Plan):

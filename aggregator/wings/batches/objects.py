@@ -73,7 +73,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A valid file, cut into chunks."""
+    """A valid file, cut into chunks; none of a batch that was ended before its file was read."""
 
     at_s: float
     model: str

@@ -13,6 +13,8 @@ _VALIDATED_BYTES = 32 * 1024
 """In one turn of the event loop: it takes less than a millisecond,"""
 _REST_S = 0.001
 """and as long again others have theirs."""
+_LOOK_PIECES = 16
+"""Pieces of the file after which it is looked whether its batch has a plan: a second's."""
 _GONE = (Problem("file_not_found", "the file was deleted, or has expired"),)
 
 
@@ -23,10 +25,14 @@ async def validated(
     batch: Batch,
     meta: FileMeta | None,
     *,
+    is_planned: Callable[[], Awaitable[bool]],
     now_s: Callable[[], float],
     sleep: Callable[[float], Awaitable[None]],
-) -> Plan | tuple[Problem, ...]:
-    """The plan of a batch, or its problems; `meta` is its file's, None where there is none. Raises StoreAway."""
+) -> Plan | tuple[Problem, ...] | None:
+    """The plan of a batch, or its problems; `meta` is its file's, None where there is none. Raises StoreAway.
+
+    None once it `is_planned`: another aggregator was faster, or it was ended before its file was read.
+    """
     if meta is None:
         return _GONE
     validator = Validator(
@@ -37,7 +43,11 @@ async def validated(
         chunk_bytes=settings.chunk_bytes,
     )
     try:
+        pieces = 0
         async for data in store.stream(data_path(folder, meta.id), 0, meta.size_bytes):
+            pieces += 1
+            if not pieces % _LOOK_PIECES and await is_planned():
+                return None
             for at in range(0, len(data), _VALIDATED_BYTES):
                 validator.add(data[at : at + _VALIDATED_BYTES])
                 await sleep(_REST_S)

@@ -68,6 +68,8 @@ class Seen:
         if self.refusal is not None:
             return Status.FAILED
         if self.is_whole:
+            if not self.parts:  # it was ended before its file was read
+                return Status.EXPIRED if self.cancel is None else Status.CANCELLED
             if any(each.cancelled for each in self.parts):
                 return Status.CANCELLED
             if any(each.expired for each in self.parts):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
+import msgspec
 import pytest
 
 from aggregator.wings.batches.desk import Desk
-from aggregator.wings.batches.objects import Batch, Pointer, batch_path, new_id
+from aggregator.wings.batches.objects import Batch, FileMeta, Plan, Pointer, batch_path, new_id
 from aggregator.wings.batches.parts import NoRecords
 from aggregator.wings.batches.store import StoreAway
-from aggregator.wings.batches.views import Status
+from aggregator.wings.batches.views import Status, shown_batch
 from tests.unit.aggregator.wings.batches.test_desk import FOLDER, URL, Office
 
 
@@ -77,3 +78,42 @@ async def test_an_object_that_cannot_be_read_is_a_fault_of_the_store(name: str, 
     office.store.kept[batch_path(FOLDER, batch.id, name)] = data
     with pytest.raises(StoreAway, match=f"cannot be read: .*{name}"):
         await office.another().seen(FOLDER, batch.id)
+
+
+@pytest.mark.parametrize(("is_cancelled", "status"), [(True, Status.CANCELLED), (False, Status.EXPIRED)])
+async def test_a_batch_that_ends_before_its_file_is_read_is_not_read(is_cancelled: bool, status: Status) -> None:
+    office = Office()
+    batch = await office.batch(await office.file(600))
+    if is_cancelled:
+        await office.desk.cancel(FOLDER, batch.id)
+    else:
+        office.now_s += 3601.0
+        await office.desk.seen(FOLDER, batch.id)
+    await office.desk._tasks[f"end {batch.id}"]  # noqa: SLF001
+    office.written.clear()
+    await office.another().begin(FOLDER, batch.id)
+    assert not office.written
+    shown = shown_batch(await office.seen(batch))
+    assert (shown["status"], shown["request_counts"]["total"]) == (status, 0)
+    assert (shown["output_file_id"], shown["error_file_id"]) == (None, None)
+    assert office.metrics.ended.sums == {(status,): 1}
+
+
+async def test_validation_ends_once_there_is_a_plan() -> None:
+    office = Office()
+    file_id = new_id("file-", 1.0)
+    await office.desk.keep_file(FOLDER, FileMeta(file_id, "a.jsonl", 40 << 20, 1.0))
+    batch = await office.batch(file_id)
+    reads = 0
+
+    async def stream(_path: str, _start: int, length: int) -> AsyncGenerator[bytes]:
+        nonlocal reads
+        for _ in range(0, length, 1 << 20):
+            reads += 1
+            yield b"\n"
+            if reads == 20:
+                await office.store.create(batch_path(FOLDER, batch.id, "plan"), msgspec.json.encode(Plan(1.0, "m", ())))
+
+    office.store.stream = stream  # type: ignore[method-assign]
+    assert await office.desk.plan(FOLDER, batch) == Plan(1.0, "m", ())
+    assert reads == 32
