@@ -99,7 +99,7 @@ async def test_a_batch_that_ends_before_its_file_is_read_is_not_read(is_cancelle
     assert office.metrics.ended.sums == {(status,): 1}
 
 
-async def test_validation_ends_once_there_is_a_plan() -> None:
+async def test_validation_ends_once_there_is_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     office = Office()
     file_id = new_id("file-", 1.0)
     await office.desk.keep_file(FOLDER, FileMeta(file_id, "a.jsonl", 40 << 20, 1.0))
@@ -114,6 +114,6 @@ async def test_validation_ends_once_there_is_a_plan() -> None:
             if reads == 20:
                 await office.store.create(batch_path(FOLDER, batch.id, "plan"), msgspec.json.encode(Plan(1.0, "m", ())))
 
-    office.store.stream = stream  # type: ignore[method-assign]
+    monkeypatch.setattr(office.store, "stream", stream)
     assert await office.desk.plan(FOLDER, batch) == Plan(1.0, "m", ())
     assert reads == 32
