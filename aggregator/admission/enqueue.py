@@ -129,6 +129,7 @@ def _counted(
     An input above the model's limit is truncated, or fails.
     """
     taken = 0
+    has_quarantined = model_revision.dispatcher.retries.has_quarantined
     for request, indexes, text_count in waiting:
         inputs: list[Input] = []
         tokens = 0
@@ -141,7 +142,7 @@ def _counted(
                     request.complete_input(index, each)
                     continue
                 sequence, token_count = each
-                if _is_quarantined(model_revision, request, sequence):
+                if has_quarantined and _is_quarantined(model_revision, request, sequence):
                     request.complete_input(index, _POISONED)
                     continue
                 inputs.append((index, sequence, token_count))

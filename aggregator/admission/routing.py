@@ -47,7 +47,7 @@ def route_all(requests: Sequence[Request], models: Models, now_s: float) -> Rout
                     request.replay_revision,
                     request.source.refusable,
                     id(request.options),
-                    request.task,
+                    request.kind.task,
                 )
                 route = routes.get(key)
                 if route is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
@@ -33,21 +33,23 @@ def texts(revision: Revision, request: Request, indexes: Sequence[int]) -> Seque
     return needed
 
 
-def made(revision: Revision, request: Request, indexes: Sequence[int], counted: Sequence[Counted]) -> Iterator[Made]:
+def made(revision: Revision, request: Request, indexes: Sequence[int], counted: Sequence[Counted]) -> list[Made]:
     """Each text's tokens, token ids as they are, or a document's tokens with the spans of its chunks."""
     left = iter(counted)
     most_bytes = limit_of(revision, request) * ID_BYTES
+    found: list[Made] = []
     for index in indexes:
         given = request.inputs[index]
         if isinstance(given, Chunks):
             parts = list(islice(left, len(given.texts) + 1)) if given.texts else []
-            yield _document(revision, given, parts)
+            found.append(_document(revision, given, parts))
             continue
         sequence = given if isinstance(given, bytes) else next(left)
         if isinstance(sequence, bytes) and len(sequence) <= most_bytes:  # as most do
-            yield sequence, len(sequence) // ID_BYTES
+            found.append((sequence, len(sequence) // ID_BYTES))
         else:
-            yield unmarked(fitted(revision, request, sequence))
+            found.append(unmarked(fitted(revision, request, sequence)))
+    return found
 
 
 def unmarked(sequence: Counted) -> Made:

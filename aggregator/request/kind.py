@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import inf
 from sys import getsizeof
@@ -212,7 +212,7 @@ class Kind(ABC):
     @abstractmethod
     def make(
         self, revision: Revision, request: Request, indexes: Sequence[int], counted: Sequence[Counted]
-    ) -> Iterator[Made]:
+    ) -> Iterable[Made]:
         """Each input's sequence, within the model's limit, or why it has none; `counted`: the tokens of its `texts`.
 
         May fail the request as a whole.

@@ -280,7 +280,7 @@ class Dispatcher:
         *,
         budget: int = 0,
     ) -> Batch:
-        token_count = sum(item.token_count for item in items)
+        token_count = sum([item.token_count for item in items])
         budget = min(max(budget, replica.token_budget), self.time_outs.most_tokens(replica, now_s))
         batch_id = next(self._batch_ids)
         priority = min([item.priority for item in items])  # a list: a generator costs each item twice as much

@@ -92,9 +92,11 @@ class Packer:
             most = max(most, aged.token_count)
             aged_since_s = now_s - self._queue.classes[aged.priority].max_wait_s
             earned -= sum(
-                item.token_count
-                for item in packed.items
-                if item.priority is aged.priority and item.waiters[0].enqueued_s < aged_since_s
+                [
+                    item.token_count
+                    for item in packed.items
+                    if item.priority is aged.priority and item.waiters[0].enqueued_s < aged_since_s
+                ]
             )
         self._earned_tokens = max(0.0, min(most, earned))
         self._aged_is_owed = not packed.aged and aged is not None and aged.token_count <= self._earned_tokens
@@ -126,18 +128,20 @@ class Packer:
         left = self._policy.lookahead + 1
         for waiting in queue.classes:
             room = token_budget
-            if waiting is not queue.classes[Priority.INTERACTIVE] and any(map(_is_interactive, items)):
+            is_first = waiting is queue.classes[Priority.INTERACTIVE]
+            if not is_first and Priority.INTERACTIVE in [item.priority for item in items]:
                 room = min(token_budget, shared_budget)
             skipped: list[Query] = []
             while left and token_count < room and rows < max_items:
                 query = waiting.pop()
                 if query is None or (item := query.item) is None:
                     break
-                if (token_count + item.token_count <= room and rows + item.rows <= max_items) or not items:
+                item_rows = item.rows
+                if (token_count + item.token_count <= room and rows + item_rows <= max_items) or not items:
                     queue.take(item, query)
                     items.append(item)
                     token_count += item.token_count
-                    rows += item.rows
+                    rows += item_rows
                 else:
                     skipped.append(query)
                 if skipped:
@@ -145,7 +149,3 @@ class Packer:
             waiting.put_back(skipped)
         packed.token_count, packed.row_count = token_count, rows
         packed.oversized = token_count > token_budget
-
-
-def _is_interactive(item: WorkItem) -> bool:
-    return item.priority is Priority.INTERACTIVE

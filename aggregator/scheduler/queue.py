@@ -157,7 +157,7 @@ class PriorityQueue:
         self.fair.push(query)
 
     def pop(self) -> Query | None:
-        return self.pop_skipped() or self.fair.pop()
+        return (self.pop_skipped() if self._skipped else None) or self.fair.pop()
 
     def pop_skipped(self) -> Query | None:
         skipped = self._skipped
@@ -257,7 +257,7 @@ class TokenQueue:
     def put(self, query: Query, token_ids: bytes, token_count: int) -> WorkItem:
         """Queue an input; if an equal one waits already, they share its item."""
         waiting = self.classes[query.priority]
-        key = key_of(token_ids, token_count)
+        key = key_of(token_ids, token_count) if self._coalesce else b""
         item = self._by_key.get(key)
         if item is None:
             item = WorkItem(token_ids, token_count, [query], query.priority, True)

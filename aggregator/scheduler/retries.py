@@ -89,6 +89,11 @@ class Retries:
     def __len__(self) -> int:
         return len(self._retry_batches())
 
+    @property
+    def has_quarantined(self) -> bool:
+        """Whether any input is quarantined, or was."""
+        return bool(self._quarantine)
+
     def is_quarantined(self, token_ids: bytes, now_s: float) -> bool:
         """Whether this very input was proven to be poison in the last `quarantine_s`."""
         return self._quarantine.holds(token_ids, now_s)
@@ -366,6 +371,9 @@ class _Quarantine:
         self._ends_after_s = ends_after_s
         self._digests: OrderedDict[int, tuple[bytes, float]] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._digests)
+
     def add(self, token_ids: bytes, now_s: float) -> None:
         self._digests[hash(token_ids)] = _digest(token_ids), now_s
         if len(self._digests) > self._size:
@@ -375,8 +383,6 @@ class _Quarantine:
         self._digests.pop(hash(token_ids), None)
 
     def holds(self, token_ids: bytes, now_s: float) -> bool:
-        if not self._digests:
-            return False
         found = self._digests.get(hash(token_ids))  # the hash spares most a digest
         if found is None or now_s >= found[1] + self._ends_after_s:
             return False

@@ -102,7 +102,7 @@ class WorkItem:
     @property
     def rows(self) -> int:
         """How many vectors it gives."""
-        return max(1, self.chunks)
+        return max(1, (len(self.token_ids) // ID_BYTES - self.token_count) // 2)
 
     @property
     def alive(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from typing_extensions import override
@@ -61,7 +61,7 @@ class Embedding(Kind):
     @override
     def make(
         self, revision: Revision, request: Request, indexes: Sequence[int], counted: Sequence[Counted]
-    ) -> Iterator[Made]:
+    ) -> Iterable[Made]:
         return sequences.made(revision, request, indexes, counted)
 
 

@@ -206,7 +206,7 @@ def _decode_any(
     if in_flight.unreadable:
         return Refused(in_flight, Undecodable(in_flight.unreadable), "", None, dead_letter=True)
     try:
-        return decode_record(in_flight, intakes[in_flight.topic], received_s=received_s, wall_s=wall_s)
+        return decode_record(in_flight, intakes[in_flight.committed_offset.topic], received_s=received_s, wall_s=wall_s)
     except Exception as error:  # noqa: BLE001 - one record must not stop all others, on every replay again
         place = {"topic": in_flight.topic, "partition": in_flight.partition, "offset": in_flight.offset}
         # Its traceback stays out of the log, as it may quote the text.

@@ -203,7 +203,7 @@ class CommittedOffset:
         self.admitted_bytes -= in_flight.admitted_bytes
         self._highest_completed = max(self._highest_completed, in_flight.offset)
         in_flight_records = self._in_flight
-        if answer is not None and in_flight_records[0] is not in_flight:
+        if answer is not None and in_flight_records[0] is not in_flight:  # else the commit itself says enough
             in_flight.answer = answer
             self._answers[answer] += 1
         while in_flight_records and in_flight_records[0].completed:

@@ -97,9 +97,7 @@ class Outcomes:
         elif request.failed and (failure := internal_failure(request)) is not None:
             self.dead_letters.add(DeadLetter(in_flight, failure.code, failure.message, failure.attempts))
         else:
-            committed_offset = in_flight.committed_offset
-            is_next = in_flight.offset == committed_offset.position  # then the commit itself says enough
-            committed_offset.complete(in_flight, None if is_next else _answer_of(request))
+            in_flight.committed_offset.complete(in_flight, _answer_of(request))
 
     async def refuse(self, refused: Sequence[Refused]) -> None:
         """Reply to records that are no requests where their route is known; dead-letter undecodable ones."""

@@ -66,7 +66,7 @@ class DemandMeter(Demand):
         sums: dict[str, list[int]] = {}
         for request in requests:
             if request.held is not None:
-                self._tokens[model.name, request.task] += request.token_count
+                self._tokens[model.name, request.kind.task] += request.token_count
                 of_source = sums.setdefault(request.source.name, [0, 0, 0])
                 of_source[0] += 1
                 of_source[1] += len(request.inputs)
