@@ -61,7 +61,7 @@ def _known(log: Sequence[Commit], kill_ms: float, offset: int, model: str) -> An
     answered = Answered.of(commit.metadata, commit.offset)
     if answered.expired(offset):
         return EXPIRED
-    return Answer(model, answered.model_revision(offset, model)) if offset in answered else None
+    return Answer(model, answered.model_revision(offset, model)) if offset <= answered.highest else None
 
 
 def _wrong(said: Said, known: Answer) -> list[str]:
