@@ -41,11 +41,16 @@ class HttpCalls(Calls):
         exchange.room = self.load.enter(exchange.identity.holders)
 
     def expect(self, exchange: HttpExchange) -> None:
-        """Check what its headers say of its body. Raises TokenbatchError."""
-        if exchange.header(b"content-encoding").strip().lower() not in _UNCOMPRESSED:
-            raise HttpError(415, "unsupported_encoding", "the body is compressed: send it as it is", closes=True)
+        """Check what its headers say of its body. Raises HttpError."""
+        self.expect_uncompressed(exchange)
         if exchange.length > self.load.limits.max_message_bytes:
             raise self._too_large()
+
+    @staticmethod
+    def expect_uncompressed(exchange: HttpExchange) -> None:
+        """The same of a body that has a bound of its own. Raises HttpError."""
+        if exchange.header(b"content-encoding").strip().lower() not in _UNCOMPRESSED:
+            raise HttpError(415, "unsupported_encoding", "the body is compressed: send it as it is", closes=True)
 
     def received(self, exchange: HttpExchange) -> float:
         """Count what has come of its body. Returns how long to wait (s) until more is read. Raises TokenbatchError.

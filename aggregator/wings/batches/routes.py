@@ -148,6 +148,7 @@ class BatchRoutes(Mounted):
 
     def _begin_upload(self, exchange: HttpExchange, folder: str) -> None:
         """Store the body while it comes. Raises HttpError or TokenbatchError."""
+        self._calls.expect_uncompressed(exchange)
         if exchange.length > (most := self._desk.settings.max_file_bytes) + FORM_BYTES:
             raise too_large(most)
         room = exchange.held_room

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -88,6 +89,13 @@ async def test_a_file_above_the_limit_is_refused_while_it_comes() -> None:
         assert (status, answer["error"]["code"]) == (413, "file_too_large")
         await asyncio.sleep(0.1)
         assert not served.store.kept
+
+
+async def test_a_form_that_is_compressed_is_refused_as_any_other_body_is() -> None:
+    async with files() as served:
+        sent = {"content-type": "multipart/form-data; boundary=b", "content-encoding": "gzip"}
+        async with served.session.post("/v1/files", data=gzip.compress(b"--b--"), headers=sent) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (415, "unsupported_encoding")
 
 
 async def test_a_tenant_that_stores_too_much_is_refused() -> None:
