@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from itertools import cycle
 from typing import Any, NamedTuple, TypeVar
@@ -119,15 +119,16 @@ class KafkaClient:
     ) -> AsyncIterator[results.Embedding]:
         """A row a text, in completion order; a record each. One submit runs at a time.
 
-        Raises InputError before anything is sent, DeadlineExceeded when replies are missing after `timeout_s`, and
-        DeadLetter for a record that became one.
+        Raises InputError before anything is sent, DeadlineExceeded when records are not written or replies are missing
+        after `timeout_s`, and DeadLetter for a record that became one.
         """
         deadline_s = time.monotonic() + timeout_s
         given = list(requests.listed("texts", texts))
         waiting = {str(uuid.uuid4()): index for index in range(len(given))}
         made = (requests.embed([given[index]], options, request_id, index) for request_id, index in waiting.items())
-        await self.send([(each.request_id, each.SerializeToString(), [PROTOBUF]) for each in made], key=key)
-        await self.flush()
+        records = [(each.request_id, each.SerializeToString(), [PROTOBUF]) for each in made]
+        await _by(deadline_s, self.send(records, key=key))
+        await _by(deadline_s, self.flush())
         while waiting:
             if time.monotonic() >= deadline_s:
                 raise DeadlineExceeded(f"{len(waiting)} of {len(given)} replies are missing", "DEADLINE_EXCEEDED")
@@ -182,3 +183,12 @@ class KafkaClient:
             why = type(error if isinstance(error, KafkaError) else UnknownTopicOrPartitionError()).__name__
             raise TopicError(f"topic {topic} cannot be used: {why}", "NOT_FOUND") from error
         return sorted(found)
+
+
+async def _by(deadline_s: float, writing: Awaitable[None]) -> None:
+    """Wait for what is written. Raises DeadlineExceeded: a broker that is away is tried for minutes."""
+    try:
+        await asyncio.wait_for(writing, max(0.0, deadline_s - time.monotonic()))
+    except asyncio.TimeoutError as error:
+        message = "the requests are not written: Kafka does not answer"
+        raise DeadlineExceeded(message, "DEADLINE_EXCEEDED") from error
