@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
+from math import inf
 from typing import cast
 
 import grpc.aio
@@ -18,12 +19,15 @@ from aggregator.sources.calls.calls import Call, call_of, failure_of
 from aggregator.sources.calls.load import Room
 from aggregator.sources.embedding import EMBEDDING
 from aggregator.sources.grpc.reading import Context, GrpcCalls, read_embed, refusal
-from aggregator.sources.wire.encode import answer_bytes, made_bytes, to_protobuf
+from aggregator.sources.wire.encode import answer_bytes, fill_status, made_bytes, to_protobuf
 from protos.embedding.v1 import embedding_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
 _WINDOW_BYTES = 4 * 1024 * 1024
 """Requests in flight on a stream and answers that its client has not read: above it reading stops."""
+_LOOK_S = 0.5
+"""How often it is looked whether a request is late, while one that may be is in flight."""
+_LATE = Failure(Code.DEADLINE_EXCEEDED, "the deadline passed before the answer was there")
 OVER = Failure(Code.UNAVAILABLE, "this stream is over: open a new one, and send there what has no answer yet")
 
 
@@ -64,6 +68,7 @@ class OpenStream:
         self._answer_taken = asyncio.Event()
         self._all_read = False
         self._reading: asyncio.Task[None] | None = None
+        self._looking: asyncio.TimerHandle | None = None
         self._heard_s = calls.clock()
         self.cut_short = False
 
@@ -87,6 +92,8 @@ class OpenStream:
                 await reading
         finally:
             reading.cancel()
+            if self._looking is not None:
+                self._looking.cancel()
             for request in self._in_flight:
                 self._calls.give_up(request)
             self._in_flight.clear()
@@ -155,6 +162,25 @@ class OpenStream:
         self._unanswered_bytes += room.size_bytes
         self._in_flight.add(request)
         self._calls.submit(request)
+        self._look_later(request)
+
+    def _look_later(self, *requests: Request) -> None:
+        """A server may be silent for longer than these have time."""
+        if self._looking is None and any(each.deadline_s < inf for each in requests):
+            self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self._end_late)
+
+    def _end_late(self) -> None:
+        """Answer the requests whose deadline has passed, wherever they are; the queue tells of those in it."""
+        self._looking = None
+        now_s = self._calls.clock()
+        for request in [each for each in self._in_flight if each.deadline_s + _LOOK_S <= now_s]:
+            self._in_flight.remove(request)
+            answer = pb.EmbedResponse(request_id=request.request_id, model=request.model)
+            fill_status(answer.status, _LATE)
+            self._answers.put_nowait((answer.SerializeToString(), call_of(request).room))
+            self._calls.give_up(request)
+        self._look_later(*self._in_flight)
+        self._end_if_done()
 
     def _leave(self, room: Room) -> None:
         self._rooms.remove(room)

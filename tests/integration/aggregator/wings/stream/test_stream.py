@@ -156,6 +156,21 @@ async def test_the_streams_deadline_is_that_of_its_requests() -> None:
         await until(lambda: not door.held_tokens)
 
 
+async def test_a_request_that_a_server_holds_is_answered_at_its_own_deadline() -> None:
+    engine = slow_engine()
+    async with listening(engine) as door:
+        engine.gate.clear()
+        late, other = ask("late", request_id="late"), ask("other", request_id="other")
+        late.expire_time.FromMilliseconds(int((time.time() + 0.5) * 1000))
+        stream = door.stub.EmbedStream(iter([late, other]))
+        answer = await anext(aiter(stream))
+        assert (answer.request_id, answer.status.code) == ("late", grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
+        assert engine.queries, "it was on its way"
+        engine.gate.set()
+        assert [each.request_id async for each in stream] == ["other"]
+        await until(lambda: not door.held_tokens)
+
+
 async def test_a_stop_answers_what_streams_have_read_and_ends_them() -> None:
     engine = slow_engine()
     async with listening(engine) as door:
