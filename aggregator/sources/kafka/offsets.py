@@ -182,9 +182,8 @@ class CommittedOffset:
         offset = record.offset
         assert not self.fenced, f"Offset {offset} was delivered after the fence. This is a bug."
         assert offset >= self._end, f"Offset {offset} was delivered twice ({self._end} is next). This is a bug."
-        in_flight = InFlightRecord(
-            self, offset, record.timestamp, record.key, record.value, record.headers, held_bytes=held_bytes
-        )
+        in_flight = InFlightRecord(self, offset, record.timestamp, record.key, record.value, record.headers)
+        in_flight.held_bytes = held_bytes
         self._in_flight.append(in_flight)
         self._end = offset + 1
         return in_flight

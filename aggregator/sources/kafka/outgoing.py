@@ -26,7 +26,7 @@ class OutgoingRecord:
     """A reply, a delta or a dead letter to produce.
 
     `timestamp_ms`: of the record that it follows; negative: unknown. `identity`: its key where a topic requires one and
-    it has none; empty: none can be made.
+    it has none; empty: it has one, or none can be made.
     """
 
     topic: str

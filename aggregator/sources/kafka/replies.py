@@ -186,8 +186,9 @@ def _to_route(
     if route.envelope is not None:
         named = {"reply_id": identity, "group_id": group_id, "request_id": answered.request_id}
         value, headers = route.envelope.reply(value, headers, kind=answered.kind, **named)
-    key, name = record.key, identity.encode()
-    return OutgoingRecord(route.topic, route.partition, key, value, headers, record.timestamp, name)
+    key = record.key
+    made_key = identity.encode() if key is None else b""
+    return OutgoingRecord(route.topic, route.partition, key, value, headers, record.timestamp, made_key)
 
 
 @dataclass(slots=True, eq=False)

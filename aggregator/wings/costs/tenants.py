@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from typing_extensions import override
@@ -53,15 +54,14 @@ class TenantCosts(Costs):
         `failed_rows`: codes by place. What failed in the engine (INTERNAL) is nobody's, and the engine never saw the
         others. The waiters of an item have equal parts of it, also callers who left after it was packed.
         """
-        shares: dict[str, float] = {}
+        shares: defaultdict[str, float] = defaultdict(float)
         lost = 0
         for row, item in enumerate(items):
             code = failed_rows.get(row)
             if code is None:
                 part = item.token_count / len(item.waiters)
                 for query in item.waiters:
-                    tenant = query.tenant
-                    shares[tenant] = shares.get(tenant, 0.0) + part
+                    shares[query.tenant] += part
             elif code == Code.INTERNAL:
                 lost += item.token_count
         each_s = seconds / (sum(shares.values()) + lost or 1.0)
