@@ -66,7 +66,7 @@ class NeverFits(InvalidRequest):
     def __init__(self, needed_bytes: int, largest_bytes: int) -> None:
         super().__init__(
             f"the request and its answer take {needed_bytes} bytes of memory: at most {largest_bytes} are taken;"
-            " ask for fewer inputs, fewer dimensions or a smaller encoding",
+            " ask for fewer inputs or dimensions, a smaller encoding, or a lower max_tokens",
             "inputs",
         )
 

@@ -30,6 +30,7 @@ class Generation(Result):
     final_only: bool = False
     first_token_by_s: float = inf
     model_revision: str = ""
+    context_tokens: int = 0
     prompt_ids: bytes = b""
     token_ids: array[int] = field(default_factory=lambda: array("i"))
     logprobs: list[pb.TokenLogprobs] = field(default_factory=list[pb.TokenLogprobs])
@@ -59,8 +60,11 @@ class Generation(Result):
 
     @property
     def left_tokens(self) -> int:
-        """New tokens that may still come; 0 if the request sets no limit."""
-        return max(1, self.sampling.max_tokens - len(self.token_ids)) if self.sampling.max_tokens else 0
+        """New tokens that may still come, within the model's context once that is known; 0 if there is no limit."""
+        most = self.sampling.max_tokens
+        if most and self.context_tokens:
+            most = min(most, self.context_tokens - self.prompt_tokens)
+        return max(1, most - len(self.token_ids)) if self.sampling.max_tokens else 0
 
     @property
     def ids_so_far(self) -> bytes:
@@ -77,9 +81,10 @@ class Generation(Result):
         self._detokenize()
         return self._text[: self._ready]
 
-    def begin(self, model_revision: str, prompt_ids: bytes, detokenizer: Detokenizer) -> None:
-        """Set the prompt (int32 little endian) and the revision that generates."""
+    def begin(self, model_revision: str, prompt_ids: bytes, detokenizer: Detokenizer, context_tokens: int = 0) -> None:
+        """Set the prompt (int32 little endian) and the revision that generates, with its context (0: not known)."""
         self.model_revision = model_revision
+        self.context_tokens = context_tokens
         self.prompt_ids = prompt_ids
         self._detokenizer = detokenizer
 

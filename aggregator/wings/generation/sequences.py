@@ -55,5 +55,6 @@ def _prompt(revision: Revision, request: Request, generation: Generation, token_
         return Failure(Code.INVALID_ARGUMENT, "the prompt has no tokens", field=generation.prompt_field)
     if tokens >= description.max_input_tokens:
         return too_long(revision, request, f"{tokens} tokens")
-    generation.begin(description.model_revision, token_ids, revision.tokenizer.detokenizer(token_ids))
+    detokenizer = revision.tokenizer.detokenizer(token_ids)
+    generation.begin(description.model_revision, token_ids, detokenizer, description.max_input_tokens)
     return token_ids
