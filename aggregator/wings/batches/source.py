@@ -81,7 +81,7 @@ class BatchSource(Source):
         self._clock = clock
         self._topic = desk.settings.topic
         self._waiting = Waiting()
-        self._new: asyncio.Queue[tuple[Pointer, InFlightRecord]] = asyncio.Queue()
+        self._new = Waiting(lambda pointer: pointer.folder)
         self._open: dict[str, Chunk] = {}
         self._reading: Chunk | None = None
         self._again: list[tuple[float, int, Chunk, int]] = []
@@ -124,10 +124,7 @@ class BatchSource(Source):
                     _LOG.error("a record names no chunk", extra={"topic": record.topic, "offset": record.offset})
                     record.committed_offset.complete(record)
                     continue
-                if pointer.chunk < 0:
-                    self._new.put_nowait((pointer, record))
-                else:
-                    self._waiting.put(pointer, record)
+                (self._new if pointer.chunk < 0 else self._waiting).put(pointer, record)
             self._changed.set()
 
     async def _change(self) -> None:
@@ -135,9 +132,11 @@ class BatchSource(Source):
         await self._changed.wait()
 
     async def _begin_batches(self) -> None:
-        """Validate batches, one after another."""
+        """Validate batches, one after another; tenants take turns."""
         while True:
-            pointer, record = await self._new.get()
+            while (taken := self._new.take(lambda _: True)) is None:
+                await self._change()
+            pointer, record = taken
             while not record.committed_offset.fenced:
                 try:
                     await self._desk.begin(pointer.folder, pointer.batch)
@@ -361,6 +360,7 @@ class BatchSource(Source):
         """Partitions were revoked: returns a test for the requests to forget, as the new owner computes them."""
         gone = frozenset(records)
         self._waiting.drop(gone)
+        self._new.drop(gone)
         for chunk in [each for each in self._open.values() if each.record in gone]:
             self._close(chunk)
         return lambda request: request.source is self and origin_of(request).chunk.record in gone

@@ -34,3 +34,11 @@ def test_a_batch_that_may_not_go_keeps_its_place() -> None:
     taken = waiting.take(lambda pointer: pointer.batch != "a")
     assert taken is not None
     assert (taken[0].batch, [each.batch for each in waiting]) == ("b", ["a"])
+
+
+def test_tenants_take_turns_where_they_are_what_takes_turns() -> None:
+    offsets, waiting = CommittedOffset("chunks", 0, 0), Waiting(lambda pointer: pointer.folder)
+    for place, (folder, batch) in enumerate([("many", "a"), ("many", "b"), ("many", "c"), ("one", "d")], 1):
+        waiting.put(Pointer(folder, batch), offsets.deliver(record_at(place)))
+    taken = [waiting.take(lambda _: True) for _ in range(4)]
+    assert [each[0].batch for each in taken if each is not None] == ["a", "d", "b", "c"]
