@@ -22,6 +22,7 @@ from k8s.pod import logs
 from k8s.pod.settings import load
 from loadtest.bench.gpu.models import make_missing
 from modelserver.__main__ import prepare
+from modelserver.all_settings import AllModelServerSettings
 from modelserver.engines.choice import build
 from modelserver.engines.engine import Engine, Task
 from modelserver.model_files import ModelFiles
@@ -134,7 +135,7 @@ def prepared(module: str) -> tuple[ModelServerSettings, ModelFiles]:
     """The settings and the model's files, in an environment as a model server's. Raises StartError."""
     if (env := reexecution(os.environ)) is not None:
         os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], env)  # noqa: S606 - this very program
-    settings = load(ModelServerSettings, ENV_PREFIX)
+    settings = load(AllModelServerSettings, ENV_PREFIX)
     logs.configure("modelserver", settings.telemetry.log_level)
     logging.getLogger("vllm").setLevel("ERROR")
     prepare_engine_env(os.environ, local_model=True, v1_runner=needs_v1_runner(settings.engine.kind, causal=True))
