@@ -44,7 +44,7 @@ def test_it_starts_without_torch_and_says_where_it_listens(server: ServerProcess
     assert server.event("serving")["model"] == "all-minilm-l6-v2"
     assert "libtorch" not in imported_libraries(server.pid)
     stages = [line["stage"] for line in server.log if "stage" in line]
-    assert stages == ["listen", "load", "load", "warm-up", "serving"]
+    assert stages == ["listen", "load", "load", "warm-up", "warm-up", "serving"]
 
 
 def test_metrics_are_gathered_per_step(server: ServerProcess) -> None:
