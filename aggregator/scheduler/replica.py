@@ -245,7 +245,7 @@ class Replica:
         if backlog_tokens > budget:
             most = min(backlog_tokens, self.tokens_within(within_s))
             return max(budget, self._speed.snapped(most, most))
-        return budget // 2 if self._is_shared and budget // 2 < queued_tokens < budget else budget
+        return half if self._is_shared and half < queued_tokens < budget else budget
 
     @property
     def _is_shared(self) -> bool:
@@ -265,10 +265,11 @@ class Replica:
         return now_s - self._evidence_s <= self._policy.evidence_max_age_s
 
     def due_s(self, now_s: float, priority: Priority = Priority.BACKGROUND, share_tokens: float = inf) -> float:
-        """When it takes its next batch of this class, if so many tokens wait for each replica.
+        """The time (monotonic seconds) at which it takes its next batch of this class.
 
-        Now if idle, else the predicted end of the running batch minus the lead; `inf` while one of a class no less
-        urgent is staged. Where it shares the next step with those in flight, soon.
+        `share_tokens`: the waiting tokens divided by the number of replicas; the fewer, the later a batch is sent.
+        Now if idle, soon where it shares the next step with those in flight, `inf` while one no less urgent is staged,
+        else the running batch's predicted end minus the lead.
         """
         out = self._out
         if self.reserved or (self.exclusive and not self.idle):
@@ -281,8 +282,7 @@ class Replica:
         if ahead > 1:
             return inf
         fill = inf if self._is_shared else share_tokens / self.token_budget
-        lead_s = self.light_lead.up_to(self.lead_s, fill)
-        return max(out[ahead - 1].end_s - lead_s, self.not_before_s)
+        return max(out[ahead - 1].end_s - self.light_lead.up_to(self.lead_s, fill), self.not_before_s)
 
     def _joins(self, priority: Priority) -> bool:
         """Whether another batch of this class shares the next step with those in flight.

@@ -48,7 +48,7 @@ class HttpCalls(Calls):
 
     @staticmethod
     def expect_uncompressed(exchange: HttpExchange) -> None:
-        """The same of a body that has a bound of its own. Raises HttpError."""
+        """Refuse a compressed body. Its size is for the caller to bound. Raises HttpError."""
         if exchange.header(b"content-encoding").strip().lower() not in _UNCOMPRESSED:
             raise HttpError(415, "unsupported_encoding", "the body is compressed: send it as it is", closes=True)
 

@@ -12,7 +12,7 @@ from aggregator.slow_lane import in_slow_lane
 
 T = TypeVar("T")
 
-_TURN_PARTS = 256
+TURN_PARTS = 256
 """Vectors that protobuf writes in a millisecond."""
 _JSON_PARTS = 16
 """As many vectors in protobuf take as long as one in JSON."""
@@ -24,11 +24,11 @@ async def encoded(requests: Sequence[Request], write: Callable[[Request], T], as
     turn = 0
     for request, is_json in zip(requests, as_json, strict=True):
         parts = request.kind.answer_parts(request) * (_JSON_PARTS if is_json else 1)
-        if parts > _TURN_PARTS or (parts > 1 and request.kind.is_large(request)):
+        if parts > TURN_PARTS or (parts > 1 and request.kind.is_large(request)):
             replies.append(await in_slow_lane(partial(write, request)))
             continue
         turn += parts
-        if turn > _TURN_PARTS:
+        if turn > TURN_PARTS:
             await asyncio.sleep(0)  # others have their turn
             turn = parts
         replies.append(write(request))

@@ -17,6 +17,7 @@ from aggregator.request.kind import Counted, Kind, Made, Parts, Revision
 from aggregator.request.request import Defaults, Failure, Request
 from aggregator.scheduler.dispatcher import Dispatcher
 from aggregator.scheduler.work_item import Task
+from aggregator.sources.wire.turns import TURN_PARTS
 from aggregator.tokenizers.tokenizer import Tokenizer
 from aggregator.wings.generation import sequences, wire
 from aggregator.wings.generation.call import GeneratingModelServer
@@ -35,8 +36,8 @@ _TOKEN_BYTES = 16
 """The bytes of a generated token: its id, its text, and its delta."""
 _LOGPROB_BYTES = 80
 """Of a token's alternative: its text, its bytes, the logarithm."""
-_LOGPROBS_PER_PART, _MANY_PARTS = 8, 256
-"""A vector takes as long to write as some logarithms; so many vectors take a millisecond."""
+_LOGPROBS_PER_PART = 8
+"""Writing eight log probabilities takes as long as writing one vector."""
 _USUAL_TOKENS = 1024
 """The tokens of a text whose request sets no limit."""
 
@@ -95,7 +96,7 @@ class Generating(Kind):
 
     @override
     def is_large(self, request: Request) -> bool:
-        return self.answer_parts(request) > _MANY_PARTS
+        return self.answer_parts(request) > TURN_PARTS
 
     @override
     def start_by_s(self, request: Request) -> float:

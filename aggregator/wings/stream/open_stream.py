@@ -170,14 +170,12 @@ class OpenStream:
             self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self._end_late)
 
     def _end_late(self) -> None:
-        """Answer the requests whose deadline has passed, wherever they are; the queue tells of those in it."""
+        """Fail the requests past their deadline. The queue expires what waits in it; a model server may hold others."""
         self._looking = None
         now_s = self._calls.clock()
         for request in [each for each in self._in_flight if each.deadline_s + _LOOK_S <= now_s]:
             self._in_flight.remove(request)
-            answer = pb.EmbedResponse(request_id=request.request_id, model=request.model)
-            fill_status(answer.status, _LATE)
-            self._answers.put_nowait((answer.SerializeToString(), call_of(request).room))
+            self._answers.put_nowait((_failed(request, _LATE), call_of(request).room))
             self._calls.give_up(request)
         self._look_later(*self._in_flight)
         self._end_if_done()
@@ -197,5 +195,10 @@ def _written(request: Request) -> bytes:
         return to_protobuf(request, request.request_id)
     except Exception:  # noqa: BLE001 - logged with its traceback
         _LOG.exception("answer could not be made")
-        status = pb.Status(code=Code.INTERNAL, message="the answer could not be made")
-        return pb.EmbedResponse(request_id=request.request_id, model=request.model, status=status).SerializeToString()
+        return _failed(request, Failure(Code.INTERNAL, "the answer could not be made"))
+
+
+def _failed(request: Request, failure: Failure) -> bytes:
+    answer = pb.EmbedResponse(request_id=request.request_id, model=request.model)
+    fill_status(answer.status, failure)
+    return answer.SerializeToString()

@@ -1,4 +1,4 @@
-"""The record with which a batch begins, which whoever looks at it may write again; and objects that are broken."""
+"""The first record of a batch, which a reader writes again if it was lost; and objects that cannot be parsed."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def test_alternatives_with_one_text_are_told_apart() -> None:
 
 
 def with_logprobs(tokens: int, alternatives: int) -> tuple[Request, Generation, GenerationWriter]:
-    """A chat whose text has so many tokens, each with alternatives."""
+    """A chat answer of `tokens` tokens, each with its most likely alternatives."""
     request, generation, writer = begun(**CHAT, logprobs=True, top_logprobs=alternatives, max_tokens=tokens)
     grow(generation, tokens, alternatives)
     return request, generation, writer
