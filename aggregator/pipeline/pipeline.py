@@ -138,19 +138,21 @@ class Pipeline:
                     )
             for place, portion in enumerate(portions):
                 if place:
-                    await self._admitted(refused)
+                    self._admitted(refused)
                     refused = []
                 refused += await self._queue(model_revision, served, portion)
-        await self._admitted(refused)
+        self._admitted(refused)
         for record in long_records:  # one at a time, so that their memory stays bounded
             await self._queue_long(*record)
 
-    async def _admitted(self, refused: Sequence[Request]) -> None:
-        """Wake the dispatcher, pause sources above their limits, and complete the refused requests."""
+    def _admitted(self, refused: Sequence[Request]) -> None:
+        """Wake the dispatcher, pause sources above their limits, and complete the refused requests meanwhile.
+
+        A reply may wait for its partition's leader: what arrives next does not.
+        """
         self._something_changed.set()
         self._completion.pause_sources()
-        if refused:
-            await self._completion.complete(refused)
+        self._reply(refused)
 
     async def _queue(
         self, model_revision: ModelRevision, served: ServedTask, requests: Sequence[Request]
@@ -173,7 +175,7 @@ class Pipeline:
         """Queue a request whose tokens take long to count; the others do not wait for it."""
         refused = await self._queue(model_revision, served, [request])
         self._long_calls.pop(request, None)
-        await self._admitted(refused)
+        self._admitted(refused)
 
     # 3. Dispatch: at every change, and at the times that the dispatcher asks for, send the due batches.
 

@@ -103,7 +103,7 @@ class KafkaSource(Source):
         self._held: frozenset[str] = frozenset()
         self._large = LargeRecords()
         self._waiting = WaitingRequests(consumer.holdings)
-        self._refusing: asyncio.Task[None] | None = None
+        self._refusing: set[asyncio.Task[None]] = set()
 
     @property
     @override
@@ -135,6 +135,9 @@ class KafkaSource(Source):
 
     @override
     async def delivered(self) -> None:
+        while self._refusing:
+            await asyncio.wait(self._refusing)
+            self._forget_refused()
         await self._dead_letters.written()
 
     @override
@@ -153,9 +156,7 @@ class KafkaSource(Source):
         """
         while True:
             in_flight_records = await self._consumer.fetch()
-            if self._refusing is not None:  # at most one fetch of refusals at a time: a flood stays bounded
-                await self._refusing
-                self._refusing = None
+            self._forget_refused()
             if not in_flight_records:
                 self._large.close()
                 self._waiting.close()
@@ -167,8 +168,7 @@ class KafkaSource(Source):
                     in_flight_records = [each for each in in_flight_records if len(each.value or b"") < LARGE_BYTES]
                 requests, refused = await decode_all(in_flight_records, self._intakes, received_s=now_s, wall_s=wall_s)
                 requests = self._take_on(requests, refused)
-            if refused:
-                self._refusing = asyncio.create_task(self._outcomes.refuse(refused), name="refuse records")
+            self._refuse(refused)
             self._large.put([Fetched(each, now_s, wall_s) for each in large])
             if requests:
                 return requests
@@ -179,11 +179,22 @@ class KafkaSource(Source):
             live = [each for each in fetched if not each.in_flight.committed_offset.fenced]
             requests, refused = await decode_large(live, self._intakes)
             requests = self._take_on(requests, refused)
-            if refused:
-                await self._outcomes.refuse(refused)
+            self._refuse(refused)
             if requests:
                 return requests
         return ()
+
+    def _refuse(self, refused: Sequence[Refused]) -> None:
+        """Answer records that are no requests; nothing else waits for it. The bytes that they hold bound how many."""
+        if refused:
+            self._refusing.add(asyncio.create_task(self._outcomes.refuse(refused), name="refuse records"))
+
+    def _forget_refused(self) -> None:
+        """Forget the refusals that have ended. Raises what ended one, which is a bug."""
+        ended = {refusing for refusing in self._refusing if refusing.done()}
+        self._refusing -= ended
+        for refusing in ended:
+            refusing.result()
 
     def _take_on(self, requests: Sequence[Request], refused: list[Refused]) -> list[Request]:
         """The requests that there is room for; the others wait, or are added to `refused` if there never is.

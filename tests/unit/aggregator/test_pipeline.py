@@ -166,3 +166,19 @@ async def test_a_drain_leaves_what_no_server_can_do_to_the_next_reader() -> None
         assert not faked.kafka.replied
         assert not record_of(record).completed
         assert faked.model.admission.total == 0
+
+
+@in_virtual_time
+async def test_no_request_waits_for_the_reply_to_a_refused_one() -> None:
+    engine = new_engine()
+    async with FakedPipeline(engine).started() as faked:
+        faked.kafka.delivering.clear()
+        faked.produce(faked.request("1", source=KAFKA, model="unknown"))
+        for _ in range(5):
+            await asyncio.sleep(1)
+            faked.produce(faked.request("2", source=KAFKA))
+        await asyncio.sleep(1)
+        assert sum(batch.query_count for batch in engine.batches) == 5
+        faked.kafka.delivering.set()
+        await faked.drain()
+        assert [request.code for request in faked.kafka.replied].count(Code.OK) == 5
