@@ -94,8 +94,7 @@ class ModelRevision:
         dispatcher = self.dispatcher
         waiting = [query for item in dispatcher.waiting() for query in item.waiters if not query.done]
         requests = dict[Request, None].fromkeys(query.request for query in waiting if query.request.remaining)
-        for query in waiting:
-            dispatcher.queue.cancel(query)
+        dispatcher.queue.cancel(waiting)
         for batch in self.in_flight if requests else ():
             for query in (query for item in batch.items for query in item.waiters):
                 if query.request in requests:

@@ -208,10 +208,10 @@ class ServedTask:
         taken = dict.fromkeys(self.pending.take(gone))
         for model_revision in self.revisions.values():
             dispatcher = model_revision.dispatcher
-            for query in [query for item in dispatcher.waiting() for query in item.waiters]:
-                if not query.done and gone(query.request):
-                    dispatcher.queue.cancel(query)
-                    taken[query.request] = None
+            waiting = [query for item in dispatcher.waiting() for query in item.waiters if not query.done]
+            leaving = [query for query in waiting if gone(query.request)]
+            dispatcher.queue.cancel(leaving)
+            taken |= dict.fromkeys(query.request for query in leaving)
         return list(taken)
 
 

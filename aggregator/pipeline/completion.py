@@ -59,8 +59,7 @@ class Completion:
             request.fail(_GONE)
             request.inputs = ()  # its texts are freed, even if a task still holds the request
             if request.held is not None:
-                for query in request.queries:
-                    request.held.queue.cancel(query)
+                request.held.queue.cancel(request.queries)
             self._release([request])
 
     def forget(self, served: ServedTask, gone: Callable[[Request], bool]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
@@ -279,17 +279,21 @@ class TokenQueue:
             self._sweep()
         return item
 
-    def cancel(self, query: Query) -> bool:
-        """Remove a query whose caller is gone; False if it is completed or in flight already."""
-        item, query.item = query.item, None
-        if item is None or not item.queued:
-            return False
-        item.waiters.remove(query)
-        if not item.waiters:
-            self._remove(item)
-        elif all(waiter.priority > item.priority for waiter in item.waiters):
-            self._reclass(item, min(waiter.priority for waiter in item.waiters))
-        return True
+    def cancel(self, queries: Iterable[Query]) -> None:
+        """Remove queries whose callers are gone; those in flight get no result. Costs one look at each waiter."""
+        touched: dict[WorkItem, None] = {}
+        for query in queries:
+            item, query.item = query.item, None
+            if item is not None and item.queued:
+                touched[item] = None
+        for item in touched:
+            item.waiters = [query for query in item.waiters if query.item is item]
+            if not item.waiters:
+                self._remove(item)
+                continue
+            priority = min(query.priority for query in item.waiters)
+            if priority != item.priority:
+                self._reclass(item, priority)
 
     def expire(self, now_s: float) -> list[Query]:
         """Remove the queries whose deadline has passed; they never reach an engine."""
@@ -297,8 +301,9 @@ class TokenQueue:
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now_s:
             query = heappop(deadlines)[2]
-            if query.waits and self.cancel(query):
+            if query.waits:
                 expired.append(query)
+        self.cancel(expired)
         return expired
 
     def next_deadline_s(self) -> float:

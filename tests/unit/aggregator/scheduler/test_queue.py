@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
 
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from typing_extensions import override
 
 from aggregator.scheduler.packing import Packer, PackPolicy
 from aggregator.scheduler.queue import QueuePolicy, TokenQueue
@@ -61,7 +62,7 @@ def test_equal_inputs_share_an_entry_of_best_class_and_earliest_deadline() -> No
     assert (len(here.queue), here.queue.tokens, here.queue.coalesced) == (2, 10, 2)
     assert [waiting.items for waiting in here.queue.classes] == [1, 1, 0]
     item = shared[0][1]
-    assert here.queue.cancel(shared[2][0])
+    here.queue.cancel([shared[2][0]])
     assert [waiting.tokens for waiting in here.queue.classes] == [0, 10, 0]
     assert here.packed(5) == [shared[0][0]]  # by the deadline of the one in its own class
     assert item.waiters == [shared[0][0], shared[1][0]]
@@ -92,23 +93,57 @@ def test_a_joined_entry_keeps_its_place_when_the_one_who_joined_goes() -> None:
     here = setting()
     first = here.put(5, BACKGROUND, ids=b"same")
     here.put(5, BACKGROUND)
-    assert here.queue.cancel(here.put(5, INTERACTIVE, ids=b"same")[0])
+    here.queue.cancel([here.put(5, INTERACTIVE, ids=b"same")[0]])
     assert here.packed(5) == [first[0]]
 
 
-def test_cancelling_what_is_under_way_or_completed_says_so() -> None:
+def test_cancelling_what_is_under_way_or_completed_changes_no_count() -> None:
     here = setting()
     query = here.put(5)[0]
     here.packed()
-    assert not here.queue.cancel(query)
-    assert query.done
-    assert not here.queue.cancel(query)
+    for _ in range(2):
+        here.queue.cancel([query])
+        assert query.done
+        assert (len(here.queue), here.queue.tokens) == (0, 0)
+
+
+class Looked(list[Query]):
+    """Waiters that count how many of them were looked at."""
+
+    looks = 0
+
+    @override
+    def __iter__(self) -> Iterator[Query]:
+        for query in super().__iter__():
+            self.looks += 1
+            yield query
+
+    @override
+    def remove(self, query: Query, /) -> None:
+        self.looks += self.index(query) + 1
+        super().remove(query)
+
+
+@pytest.mark.parametrize("leave", ["cancel", "expire"])
+def test_waiters_of_one_item_leave_together_at_one_look_each(leave: str) -> None:
+    here = setting()
+    put = [here.put(5, DEFAULT, ids=b"same", deadline_s=9.0) for _ in range(1000)]
+    item = put[0][1]
+    here.put(5, BACKGROUND, ids=b"same")
+    item.waiters = looked = Looked(item.waiters)
+    if leave == "cancel":
+        here.queue.cancel([query for query, _ in reversed(put)])
+    else:
+        assert len(here.queue.expire(9.0)) == 1000
+    assert looked.looks <= 2 * len(put)
+    assert [waiting.items for waiting in here.queue.classes] == [0, 0, 1]
+    assert here.queue.next_deadline_s() == inf
 
 
 def test_what_was_cancelled_does_not_expire() -> None:
     here = setting()
     cancelled, late = (here.put(5, deadline_s=deadline_s)[0] for deadline_s in (1.0, 2.0))
-    here.queue.cancel(cancelled)
+    here.queue.cancel([cancelled])
     assert here.queue.expire(2.0) == [late]
 
 
@@ -153,7 +188,7 @@ def test_memory_follows_what_waits_though_nothing_is_packed_for_hours(how: str) 
     for number in range(15_000):
         query = here.put(5, deadline_s=number * 0.001, tenant=str(number))[0]
         if how == "cancel":
-            here.queue.cancel(query)
+            here.queue.cancel([query])
         else:
             here.queue.expire(number * 0.001)
         oldest_wait_s(here.queue, 0.0)
@@ -165,7 +200,7 @@ def test_memory_follows_what_waits_though_nothing_is_packed_for_hours(how: str) 
 def test_what_nobody_waits_for_any_more_is_forgotten_to_the_last(deadline_s: float) -> None:
     here = setting()
     for _ in range(15_000):
-        here.queue.cancel(here.put(5, deadline_s=deadline_s)[0])
+        here.queue.cancel([here.put(5, deadline_s=deadline_s)[0]])
     assert places(here.queue) < 20_000
 
 
@@ -214,7 +249,7 @@ class EveryQueryLeavesOnce(RuleBasedStateMachine):
     @rule(chosen=st.randoms(use_true_random=False))
     def cancel(self, chosen: random.Random) -> None:
         query = chosen.choice(list(self.waiting))
-        assert self.queue.cancel(query)
+        self.queue.cancel([query])
         self.leave([query])
 
     @rule(passing_s=st.sampled_from([0.1, 0.6, 2.0]))
@@ -227,8 +262,9 @@ class EveryQueryLeavesOnce(RuleBasedStateMachine):
     @rule(tenant=st.sampled_from("ab"))
     def cancel_all_of(self, tenant: str) -> None:
         if self.now_s > 5.0:
-            waiting = [query for item in list(self.queue.items()) for query in list(item.waiters)]
-            self.leave([query for query in waiting if query.tenant == tenant and self.queue.cancel(query)])
+            mine = [query for item in self.queue.items() for query in item.waiters if query.tenant == tenant]
+            self.queue.cancel(mine)
+            self.leave(mine)
 
     @rule(
         token_budget=st.integers(1, 90),
@@ -328,6 +364,6 @@ def test_a_class_is_in_use_for_ten_seconds_after_something_of_it_came() -> None:
     here = setting()
     here.put(9, DEFAULT)
     query = here.put(5, INTERACTIVE)[0]
-    here.queue.cancel(query)
+    here.queue.cancel([query])
     assert here.queue.backlog(query.enqueued_s + 9.99) == (0, 0.1)
     assert here.queue.backlog(query.enqueued_s + 10.0) == (9, 0.5)
