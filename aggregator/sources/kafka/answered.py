@@ -15,6 +15,8 @@ from typing import NamedTuple
 _VERSION = 1
 _MOST_BYTES = 3000
 """A broker takes 4,096 (offset.metadata.max.bytes)."""
+_MOST_SPANS = _MOST_BYTES // len("[0,0,0],")
+"""More have no room, however short they are."""
 
 
 class Answer(NamedTuple):
@@ -36,24 +38,30 @@ class Span(NamedTuple):
 
 
 def spans(answers: Iterable[tuple[int, Answer | None]]) -> list[Span]:
-    """The spans of records in the order of their offsets; None: not completed, or with an answer that says nothing.
+    """The spans of records from the highest offset down, no more than a commit may carry.
 
-    Any other record ends a span of expired ones: it might not have expired.
+    None: not completed, or with an answer that says nothing. Any other record ends a span of expired ones: it might not
+    have expired.
     """
-    found: list[Span] = []
-    open_spans: dict[str, int] = {}
+    found: list[tuple[list[int], Answer]] = []
+    open_spans: dict[str, tuple[list[int], Answer]] = {}
+    expired = EXPIRED.model
     for offset, answer in answers:
-        if answer != EXPIRED:
-            open_spans.pop(EXPIRED.model, None)
         if answer is None:
+            open_spans.pop(expired, None)
             continue
-        place = open_spans.get(answer.model)
-        if place is not None and found[place].answer == answer:
-            found[place] = found[place]._replace(last=offset)
+        model = answer.model
+        if model != expired:
+            open_spans.pop(expired, None)
+        span = open_spans.get(model)
+        if span is not None and span[1] == answer:
+            span[0][0] = offset
             continue
-        open_spans[answer.model] = len(found)
-        found.append(Span(offset, offset, answer))
-    return found
+        if len(found) == _MOST_SPANS:
+            break
+        open_spans[model] = span = [offset, offset], answer
+        found.append(span)
+    return [Span(*ends, answer) for ends, answer in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ class Answered:
 
         Where there are too many spans, those of the lowest offsets are left out: their revision is unknown.
         """
-        kept = [span for span in self.spans if span.last >= position]
+        kept = [span for span in self.spans if span.last >= position][-_MOST_SPANS:]
         while True:
             answers = list(dict.fromkeys(span.answer for span in kept))
             places = {answer: place for place, answer in enumerate(answers)}

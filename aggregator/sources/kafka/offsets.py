@@ -159,7 +159,7 @@ class CommittedOffset:
         if len(self._answers) == 1 and not found and EXPIRED not in self._answers:
             found = [Span(position, self._highest_completed, *self._answers)]
         elif self._answers:
-            found += spans((each.offset, each.answer) for each in self._in_flight)
+            found += spans((each.offset, each.answer) for each in reversed(self._in_flight))
         return Answered(self.highest, tuple(sorted(found))).metadata(position)
 
     @property

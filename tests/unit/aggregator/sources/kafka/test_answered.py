@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.sources.kafka.answered import EXPIRED, Answer, Answered, Span
+from aggregator.sources.kafka.answered import EXPIRED, Answer, Answered, Span, spans
 from aggregator.sources.kafka.offsets import CommittedOffset, InFlightRecord
 from tests.support.records import record_at
 
@@ -111,6 +113,38 @@ def test_too_many_spans_leave_out_those_of_the_lowest_offsets() -> None:
     assert before.model_revision(10**15 + 2999, "m") == OLD.model_revision
     assert before.model_revision(10**15 + 1, "m") == ""
     assert before.highest == 10**15 + 2999
+
+
+@pytest.mark.parametrize("revisions", [(OLD, NEW), (OLD, OTHER, NEW)])
+def test_of_very_many_spans_only_those_that_may_be_carried_are_made(revisions: tuple[Answer, ...]) -> None:
+    looked = 0
+
+    def answers() -> Iterator[tuple[int, Answer]]:
+        nonlocal looked
+        for looked in range(1, 25_001):
+            yield 25_000 - looked, revisions[looked % len(revisions)]
+
+    found = spans(answers())
+    assert looked < 1000
+    metadata = Answered(25_000, tuple(sorted(found))).metadata(0)
+    assert 2000 < len(metadata) <= 3000
+    assert len(Answered.of(metadata, 0).spans) > 100
+
+
+def test_words_of_a_commit_are_written_a_few_times_however_many_spans_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[int] = []
+    really_dumps = json.dumps
+
+    def dumps(said: dict[str, Any], **options: Any) -> str:
+        written.append(len(said["spans"]))
+        return really_dumps(said, **options)
+
+    monkeypatch.setattr(json, "dumps", dumps)
+    many = Answered(50_000, tuple(Span(place, place, (OLD, NEW)[place % 2]) for place in range(25_000)))
+    assert len(many.metadata(0)) <= 3000
+    assert sum(written) < 2000
 
 
 def test_names_too_long_to_be_carried_leave_the_highest_offset() -> None:
