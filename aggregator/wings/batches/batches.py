@@ -22,6 +22,7 @@ from aggregator.wings.batches.lines import MALFORMED, lines_with_ids
 from aggregator.wings.batches.metrics import BatchMetrics
 from aggregator.wings.batches.objects import (
     HEAD_BYTES,
+    LONGEST_WINDOW_S,
     Batch,
     Cancel,
     FileMeta,
@@ -33,6 +34,7 @@ from aggregator.wings.batches.objects import (
     Refusal,
     Result,
     batch_path,
+    created_since,
     data_path,
     head_of,
     meta_path,
@@ -50,6 +52,8 @@ _SLICE = 512
 """Names that are looked at, or records that are made, in one turn of the event loop: it takes about a millisecond."""
 _REMIND_S = 15.0
 """A batch that nobody validates for so long lost its record: its aggregator died between store and broker."""
+_SPARE_S = 86400.0
+"""Beyond the longest window: by then whatever ends a batch that has expired has done so."""
 _END_AFTER_S = 4.0
 """After a cancellation: until then an aggregator that computes a chunk has written what it has."""
 
@@ -152,10 +156,10 @@ class Batches:
         except Exception as error:  # noqa: BLE001 - whatever it is, the next one who looks at the batch tries again
             _LOG.warning("a batch cannot begin now", extra={"batch": batch_id, "error": repr(error)})
 
-    async def _names(self, folder: str) -> dict[str, set[str]]:
-        """The names of the objects of each of a tenant's batches, the newest first."""
+    async def _names(self, folder: str, after: str | None = None) -> dict[str, set[str]]:
+        """The names of the objects of each of a tenant's batches behind a path, the newest first."""
         names: dict[str, set[str]] = {}
-        async for each in in_turns(await self.store.list(f"{folder}/batches")):
+        async for each in in_turns(await self.store.list(f"{folder}/batches", after)):
             _, _, _, batch_id, name = each.path.split("/", 4)
             names.setdefault(batch_id, set()).add(name)
         return dict(sorted(names.items(), reverse=True))
@@ -166,7 +170,8 @@ class Batches:
         return {each.path.removeprefix(at) async for each in in_turns(await self.store.list(at.rstrip("/")))}
 
     async def _unfinished(self, folder: str) -> list[Seen]:
-        names = await self._names(folder)
+        """Those that are not; older ones than a window and a day have expired, and are not even listed."""
+        names = await self._names(folder, created_since(folder, self.now_s() - LONGEST_WINDOW_S - _SPARE_S))
         found = (self._see(folder, each, there) for each, there in names.items() if not there & {"result", "errors"})
         return [seen for seen in await gathered(found) if seen is not None and not seen.status.is_final]
 

@@ -26,6 +26,8 @@ import msgspec
 _FILE = re.compile(r"file-([0-9a-f]{32})(-output|-errors)?")
 _BATCH = re.compile(r"batch_([0-9a-f]{32})")
 _HEAD_BYTES = 192
+LONGEST_WINDOW_S = 7 * 86400
+"""Of the completion of a batch: as long as Kafka keeps the records of chunks by default."""
 MOST_EXPIRES_AFTER_S = 10 * 365 * 86400
 """Ten years, of any file: a number without a bound is no time."""
 
@@ -147,6 +149,11 @@ class Pointer(msgspec.Struct, frozen=True):
 def new_id(prefix: str, now_s: float) -> str:
     """A new id: ids sort by their time."""
     return f"{prefix}{int(now_s * 1000):012x}{secrets.token_hex(10)}"
+
+
+def created_since(folder: str, at_s: float) -> str:
+    """What the paths of batches that were created from a time on (Unix) sort behind."""
+    return f"{folder}/batches/batch_{int(at_s * 1000):012x}"
 
 
 def folder_of(tenant: str) -> str:

@@ -19,6 +19,7 @@ from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.http.service import Mounted
 from aggregator.wings.batches.desk import Desk
 from aggregator.wings.batches.objects import (
+    LONGEST_WINDOW_S,
     MOST_EXPIRES_AFTER_S,
     Batch,
     FileMeta,
@@ -36,8 +37,6 @@ _BYTES_PER_S = 32.0 * 1024 * 1024
 """Of all uploads together: reading them faster would hold up the event loop, and so all other callers."""
 _WINDOW = re.compile(r"([1-9]\d{0,5})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_MOST_DAYS = 7
-"""As long as Kafka keeps the records of chunks by default."""
 _MOST_FILES, _MOST_BATCHES, _USUAL_BATCHES = 10_000, 100, 20
 """Of a page of a list."""
 _MOST_DIGITS = 9
@@ -297,8 +296,9 @@ def _check_purpose(purpose: str) -> None:
 def _window_s(window: str) -> int:
     found = _WINDOW.fullmatch(window)
     seconds = int(found[1]) * _SECONDS[found[2]] if found is not None else 0
-    if not 0 < seconds <= _MOST_DAYS * _SECONDS["d"]:
-        message = f"expected a time such as 24h, 30m or 7d, at most {_MOST_DAYS}d, got {shown(window)}"
+    if not 0 < seconds <= LONGEST_WINDOW_S:
+        most = LONGEST_WINDOW_S // _SECONDS["d"]
+        message = f"expected a time such as 24h, 30m or 7d, at most {most}d, got {shown(window)}"
         raise FieldError(message, "completion_window")
     return seconds
 

@@ -143,11 +143,11 @@ class Store:
             return False
         return True
 
-    async def list(self, folder: str) -> list[Listed]:
-        """Every object below a folder, in any order."""
+    async def list(self, folder: str, after: str | None = None) -> list[Listed]:
+        """Every object below a folder, in any order; of those, the ones whose paths sort behind `after`."""
         found: list[Listed] = []
         with _reported():
-            async for page in obstore.list(self._store, prefix=f"{folder}/"):
+            async for page in obstore.list(self._store, prefix=f"{folder}/", offset=after):
                 found += [Listed(each["path"], each["size"]) for each in page]
         return found
 

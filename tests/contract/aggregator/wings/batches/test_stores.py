@@ -99,6 +99,13 @@ async def test_a_listing_has_every_object_below_a_folder(store: Store) -> None:
     assert await store.list("f") == [Listed("f/a/x", 2)]
 
 
+async def test_a_listing_begins_behind_a_path(store: Store) -> None:
+    for name in ("f/1/a", "f/2/a", "f/2/b", "f/3/a"):
+        await store.create(name, b"12")
+    assert sorted(each.path for each in await store.list("f", "f/2")) == ["f/2/a", "f/2/b", "f/3/a"]
+    assert sorted(each.path for each in await store.list("f", "f/2/a")) == ["f/2/b", "f/3/a"]
+
+
 class Overwriting(FakeStore):
     """Takes every write, as a store without conditional writes does."""
 

@@ -11,12 +11,13 @@ from aggregator.wings.batches.store import Listed, Store, StoreAway
 
 
 class FakeStore(Store):
-    """Names and bytes. `is_away`: nothing answers."""
+    """Names and bytes. `is_away`: nothing answers; `listed`: objects, of all listings."""
 
     def __init__(self) -> None:
         self.url = "memory"
         self.kept: dict[str, bytes] = {}
         self.is_away = False
+        self.listed = 0
 
     def _check(self) -> None:
         if self.is_away:
@@ -52,9 +53,11 @@ class FakeStore(Store):
         return path in self.kept
 
     @override
-    async def list(self, folder: str) -> list[Listed]:
+    async def list(self, folder: str, after: str | None = None) -> list[Listed]:
         self._check()
-        found = [Listed(path, len(data)) for path, data in self.kept.items() if path.startswith(f"{folder}/")]
+        below = [path for path in self.kept if path.startswith(f"{folder}/") and path > (after or "")]
+        found = [Listed(path, len(self.kept[path])) for path in below]
+        self.listed += len(found)
         await asyncio.sleep(0)  # as a real one, which takes its time
         return found
 

@@ -248,6 +248,25 @@ async def test_batches_created_at_once_are_no_more_than_a_tenant_may_have() -> N
     assert sum(isinstance(each, QuotaReached) for each in created) == 15
 
 
+async def test_old_batches_make_no_new_one_slower() -> None:
+    office = Office(max_unfinished=5)
+    file_id = await office.file(3)
+    for _ in range(4):
+        await office.answer(await office.batch(file_id), 0)
+        office.now_s += 1.0
+    office.now_s += 9 * 86400.0
+    listed = office.store.listed
+    await office.batch(file_id)
+    assert office.store.listed == listed
+
+
+async def test_a_batch_counts_as_unfinished_for_all_of_the_longest_window() -> None:
+    office = Office(max_unfinished=1)
+    batch = await office.batch(await office.file(3))
+    office.now_s += 7 * 86400.0
+    assert [seen.batch.id for seen in await office.desk._unfinished(FOLDER)] == [batch.id]  # noqa: SLF001
+
+
 async def test_a_batch_fails_whose_lines_are_more_than_its_tenant_may_have() -> None:
     office = Office(max_unfinished_lines=500)
     first, second = await office.batch(await office.file(300)), await office.batch(await office.file(201))
