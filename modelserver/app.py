@@ -190,8 +190,12 @@ class Server:
         self._loop.call_soon_threadsafe(action)
 
     async def _follow(self) -> None:
-        while not self._ended.is_set():
-            await self._show(*await self._states.get())
+        try:
+            while not self._ended.is_set():
+                await self._show(*await self._states.get())
+        except Exception as error:  # noqa: BLE001 - whatever it is, this process cannot serve
+            _log.critical("the engine cannot be served", extra={"error": f"{type(error).__name__}: {error}"})
+            self._failure = error
 
     async def _show(self, state: EngineState, error: Exception | None) -> None:
         if isinstance(error, FewerTasks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from aggregator.admission.bounds import Admission
 from aggregator.admission.known_rows import Input
@@ -20,6 +21,7 @@ from aggregator.request.request import Failure, Held, Request, Stage
 from aggregator.request.vector import Vector
 from aggregator.scheduler.queue import TokenQueue
 from aggregator.scheduler.work_item import ID_BYTES, Query
+from aggregator.slow_lane import in_slow_lane
 from aggregator.tokenizers.counting import CALL_CHARACTERS
 from aggregator.tokenizers.tokenizer import TokenBatch
 from protos.embedding.v1 import embedding_pb2 as pb
@@ -110,7 +112,11 @@ async def _count(model_revision: ModelRevision, requests: Sequence[Request]) -> 
     for request in requests:
         outcomes = request.outcomes
         indexes = _FIRST if len(outcomes) == 1 else [i for i, found in enumerate(outcomes) if found is None]
-        needed = kind.texts(model_revision, request, indexes) if request.remaining else ()
+        needed: Sequence[str] = ()
+        if request.remaining and kind.texts_take_long(request):
+            needed = await in_slow_lane(partial(kind.texts, model_revision, request, indexes))
+        elif request.remaining:
+            needed = kind.texts(model_revision, request, indexes)
         if long:
             long_texts = needed  # which may be joined only when they are counted
         else:

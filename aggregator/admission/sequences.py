@@ -17,6 +17,7 @@ from protos.embedding.v1 import embedding_pb2 as pb
 _CHARACTERS_PER_TOKEN = 32
 """A text with more of them per token that the model takes is not tokenized whole."""
 
+_NOTHING = Failure(Code.INVALID_ARGUMENT, "the input has no tokens: leave it out")
 UNCOUNTABLE = Failure(Code.INVALID_ARGUMENT, "the model's tokenizer cannot take this text")
 
 
@@ -37,6 +38,7 @@ def made(revision: Revision, request: Request, indexes: Sequence[int], counted: 
     """Each text's tokens, token ids as they are, or a document's tokens with the spans of its chunks."""
     left = iter(counted)
     most_bytes = limit_of(revision, request) * ID_BYTES
+    all_known: bool | None = None
     found: list[Made] = []
     for index in indexes:
         given = request.inputs[index]
@@ -44,12 +46,29 @@ def made(revision: Revision, request: Request, indexes: Sequence[int], counted: 
             parts = list(islice(left, len(given.texts) + 1)) if given.texts else []
             found.append(_document(revision, given, parts))
             continue
-        sequence = given if isinstance(given, bytes) else next(left)
-        if isinstance(sequence, bytes) and len(sequence) <= most_bytes:  # as most do
+        sequence: Counted
+        if isinstance(given, bytes):
+            if all_known is None:  # looked at together
+                ids = b"".join(each for each in request.inputs if isinstance(each, bytes))
+                all_known = unknown_id(revision, ids) is None
+            sequence = given if all_known else unknown_id(revision, given) or given
+        else:
+            sequence = next(left)
+        if sequence == b"":
+            found.append(_NOTHING)
+        elif isinstance(sequence, bytes) and len(sequence) <= most_bytes:  # as most do
             found.append((sequence, len(sequence) // ID_BYTES))
         else:
             found.append(unmarked(fitted(revision, request, sequence)))
     return found
+
+
+def unknown_id(revision: Revision, token_ids: bytes) -> Failure | None:
+    """The failure for ids of which one is not the model's: no server would take it."""
+    size = revision.description.vocabulary_size
+    if not token_ids or np.frombuffer(token_ids, "<i4").max() < size:
+        return None
+    return Failure(Code.INVALID_ARGUMENT, f"a token id is not below {size}, the size of the vocabulary")
 
 
 def unmarked(sequence: Counted) -> Made:
@@ -66,6 +85,8 @@ def _document(revision: Revision, chunks: Chunks, parts: Sequence[Counted]) -> M
         )
         return Failure(Code.INVALID_ARGUMENT, message, field="model")
     token_ids, spans = chunks.token_ids, chunks.spans
+    if (unknown := unknown_id(revision, token_ids)) is not None:
+        return unknown
     if parts:
         bare: list[bytes] = []
         for index, part in enumerate(parts, -1):
@@ -93,7 +114,11 @@ def fitted(revision: Revision, request: Request, counted: Counted) -> Counted:
         return counted
     truncate = request.options.truncate
     if truncate == pb.TRUNCATE_NONE:
-        return too_long(revision, request, f"{len(counted) // ID_BYTES} tokens")
+        found = f"{len(counted) // ID_BYTES} tokens"
+        if limit == request.options.truncate_to:
+            message = f"{found}: truncate_to leaves {limit}, and truncate cuts none; set truncate, or send less"
+            return Failure(Code.OUT_OF_RANGE, message, field="truncate_to")
+        return too_long(revision, request, found)
     return revision.tokenizer.truncate_ids(counted, limit, keep_end=truncate == pb.TRUNCATE_START)
 
 

@@ -35,8 +35,6 @@ from aggregator.scheduler.replica import StepReport
 from aggregator.scheduler.work_item import Task, WorkItem
 
 _LOG = logging.getLogger(__name__)
-_REFUSALS = frozenset((Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE))
-"""With these a server says that the input is wrong; that is believed once it is proven as any other failure is."""
 _POISON = Failure(Code.INTERNAL, "this input, alone in its batch, made the engine fail again and again")
 
 
@@ -183,12 +181,12 @@ class BatchExecutor:
 
     def _poison(self, model_revision: ModelRevision, item: WorkItem, attempts: int) -> list[Request]:
         """Fail an item that makes engines fail, and refuse it from now on; returns the requests that this completes."""
+        code, said = item.refusal
+        if item.is_refused:
+            return completed(item, Failure(Code(code), said, attempts=attempts))
         request: Request = item.waiters[0].request
         for token_ids in request.kind.poison(request):
             model_revision.dispatcher.retries.quarantine(token_ids, self.clock())
-        code, said = item.refusal
-        if code in _REFUSALS:
-            return completed(item, Failure(Code(code), said, attempts=attempts))
         message = f"{_POISON.message}: {said}" if said else _POISON.message
         return completed(item, replace(_POISON, message=message, attempts=attempts))
 

@@ -205,9 +205,14 @@ class Kind(ABC):
     def check_tokenizer(self, description: ServerDescription, tokenizer: Tokenizer) -> None:  # noqa: B027 - most need nothing
         """Raises ValueError where sequences of the task cannot be made with it. Called on a thread."""
 
+    def texts_take_long(self, request: Request) -> bool:
+        """Whether `texts` takes a millisecond or more, so that a thread should do it."""
+        del request
+        return False
+
     @abstractmethod
     def texts(self, revision: Revision, request: Request, indexes: Sequence[int]) -> Sequence[str]:
-        """The texts to tokenize for the inputs at `indexes`. May fail the request as a whole."""
+        """The texts to tokenize for the inputs at `indexes`."""
 
     @abstractmethod
     def make(

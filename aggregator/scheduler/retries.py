@@ -124,7 +124,8 @@ class Retries:
             again = replace(retry, items=items, failures=failures, failed_on=replica, not_before_s=again.not_before_s)
             poison = self._suspects.failed(again)
             for item in poison:
-                self.quarantine(item.token_ids, now_s)
+                if not item.is_refused:  # another request may have the same tokens, and be right
+                    self.quarantine(item.token_ids, now_s)
             if again.control:
                 self._blames[replica] += 1
                 self._acquit(now_s, jitter)

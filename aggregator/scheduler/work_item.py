@@ -10,6 +10,10 @@ ID_BYTES = 4
 """The size of a token id, and of a mark behind the ids."""
 
 
+_INVALID_ARGUMENT, _OUT_OF_RANGE = 3, 11
+"""Codes of gRPC with which a server says that the request is wrong."""
+
+
 class Priority(IntEnum):
     """Classes in order of rank: a lower number is served first."""
 
@@ -103,6 +107,11 @@ class WorkItem:
     def rows(self) -> int:
         """How many vectors it gives."""
         return max(1, (len(self.token_ids) // ID_BYTES - self.token_count) // 2)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a server said last that the request is wrong; that is proven as any other failure is."""
+        return self.refusal[0] in (_INVALID_ARGUMENT, _OUT_OF_RANGE)
 
     @property
     def alive(self) -> bool:

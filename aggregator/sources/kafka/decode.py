@@ -27,6 +27,7 @@ from aggregator.sources.wire.values import (
     LARGE_BYTES,
     MAX_BYTES,
     PROTOBUF,
+    TURN_RECORDS,
     bounded,
     content_type_of,
     defaults_of,
@@ -53,7 +54,6 @@ _PLAIN_REPLY: Final[list[Header]] = [("content-type", PROTOBUF)]
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 _REPLY_ID_LENGTH = 32  # 128 bits in hexadecimal
-_SLICE_RECORDS = 100  # two milliseconds of decoding at most, after which calls have their turn
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that takes four times as long to make
@@ -177,7 +177,7 @@ async def decode_all(
     decoded: list[Request | Refused] = []
     slice_records = slice_bytes = 0
     for in_flight in in_flight_records:
-        if slice_records >= _SLICE_RECORDS or slice_bytes >= LARGE_BYTES:
+        if slice_records >= TURN_RECORDS or slice_bytes >= LARGE_BYTES:
             await asyncio.sleep(0)
             slice_records = slice_bytes = 0
         slice_records += 1

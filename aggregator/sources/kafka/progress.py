@@ -32,7 +32,7 @@ class Progress(ABC):
         """A request has grown."""
 
     @abstractmethod
-    def end(self, requests: Sequence[Request]) -> list[OutgoingRecord]:
+    async def end(self, requests: Sequence[Request]) -> list[OutgoingRecord]:
         """The last records of completed requests."""
 
     @abstractmethod

@@ -68,7 +68,7 @@ class Outcomes:
         Requests that come after the producer was closed are left to the next consumer of their records.
         """
         live = [request for request in requests if not record_of(request).committed_offset.fenced]
-        last = [(progress, progress.end(live)) for progress in self.progress]
+        last = [(progress, await progress.end(live)) for progress in self.progress]
         left = dict.fromkeys(requests)
         if live:
             with contextlib.suppress(ProducerClosed):

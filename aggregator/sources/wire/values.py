@@ -32,6 +32,8 @@ LARGE_BYTES = 16 * 1024
 """Values from this size on are decoded in the slow lane, two milliseconds or more: JSON takes 20 us, and up to 140 us
 a KiB.
 """
+TURN_RECORDS = 100
+"""Small values that are decoded in one turn of the event loop: they take two milliseconds at most."""
 
 _CONTENT_TYPES = {
     "application/x-protobuf": PROTOBUF,

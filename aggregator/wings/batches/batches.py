@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from math import inf
@@ -23,11 +24,11 @@ from aggregator.wings.batches.metrics import BatchMetrics
 from aggregator.wings.batches.objects import (
     HEAD_BYTES,
     LONGEST_WINDOW_S,
+    WRITTEN,
     Batch,
     Cancel,
     FileMeta,
     Head,
-    Kind,
     Plan,
     Pointer,
     Problem,
@@ -221,23 +222,26 @@ class Batches:
             await load("cancel", Cancel),
             await self._heads(folder, batch_id, names) if result is None else {},
             result,
-            frozenset(kind for kind in (Kind.OUTPUT, Kind.ERRORS) if f"{kind}.gone" in names),
+            frozenset(kind for kind in WRITTEN if f"{kind}.gone" in names),
         )
-        await self._put_right(folder, seen)
+        if 0 < seen.outputs_expire_s <= self.now_s():
+            seen = replace(seen, gone=frozenset(WRITTEN))
+        await self._put_right(folder, seen, names)
         return seen
 
-    async def _put_right(self, folder: str, seen: Seen) -> None:
-        """Note a result that nobody noted, end what is to end, and remind of what nobody began."""
+    async def _put_right(self, folder: str, seen: Seen, names: Collection[str]) -> None:
+        """Note a result that nobody noted, end what is to end, and remind of what nobody began.
+
+        Parts that nobody can read any more go. `names`: of the batch's objects.
+        """
         batch_id, now_s = seen.batch.id, self.now_s()
         if seen.status.is_final:
             if seen.result is None and seen.plan is not None and seen.is_whole:
                 heads = tuple(seen.heads[chunk] for chunk in range(len(seen.plan.chunks)))
                 if await self._create(batch_path(folder, batch_id, "result"), Result(heads)):
                     self.metrics.ended.add(1, seen.status)
-            elif 0 < seen.outputs_expire_s <= now_s and not seen.gone:
-                for kind in (Kind.OUTPUT, Kind.ERRORS):
-                    await self.store.create(batch_path(folder, batch_id, f"{kind}.gone"), b"")
-                await self._delete_parts(folder, seen)
+            elif any(each.startswith("parts/") for each in names) and not any(map(seen.size_bytes, WRITTEN)):
+                self._spawn(f"delete {batch_id}", self._delete_parts(folder, seen))
         elif seen.cancel is not None:
             wait_s = max(0.0, seen.cancel.at_s + _END_AFTER_S - now_s)
             self._spawn(f"end {batch_id}", self._end(folder, seen.batch, End.CANCELLED, wait_s))
@@ -250,8 +254,14 @@ class Batches:
 
     async def _delete_parts(self, folder: str, seen: Seen) -> None:
         """Nobody can read them any more; the result has their counts."""
-        if seen.result is not None:
-            await self.store.delete([part_path(folder, seen.batch.id, each) for each in range(len(seen.result.heads))])
+        try:
+            for kind in seen.gone:
+                await self.store.create(batch_path(folder, seen.batch.id, f"{kind}.gone"), b"")
+            if seen.result is not None:
+                paths = [part_path(folder, seen.batch.id, each) for each in range(len(seen.result.heads))]
+                await self.store.delete(paths)
+        except StoreAway as error:  # the next one who looks at the batch goes on
+            _LOG.warning("a part cannot be deleted now", extra={"batch": seen.batch.id, "error": repr(error.__cause__)})
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run it in a task, unless one of that name runs."""

@@ -104,8 +104,8 @@ class LineReader:
         batch = chunk.batch
         model = str(batch.params.get("model") or self._default_model)
         defaults = Defaults(self._source, model, Priority.BACKGROUND, batch.tenant, trusts_tenant=batch.trusts_tenant)
-        kind, read = self._forms[batch.endpoint]
         try:
+            kind, read = self._forms[batch.endpoint]
             body = body_of(decoded(chunk.raws[place]), batch.params)
             message, answer = _as_json(read(body, defaults, chunk.lines.request_id(place)))
             request = parse(

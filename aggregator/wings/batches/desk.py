@@ -9,6 +9,7 @@ from aggregator.errors import Code, TokenbatchError
 from aggregator.wings.batches.batches import Batches, QuotaReached, gathered, in_turns
 from aggregator.wings.batches.objects import (
     HEAD_BYTES,
+    WRITTEN,
     FileMeta,
     Kind,
     batch_path,
@@ -48,7 +49,9 @@ class Desk(Batches):
         """An uploaded file; None where there is none, or it has expired."""
         if file_of(file_id) != (file_id, Kind.INPUT):
             return None
-        meta = await self.load(meta_path(folder, file_id), FileMeta)
+        path = meta_path(folder, file_id)
+        self.kept.forget(path)  # another aggregator may have deleted it
+        meta = await self.load(path, FileMeta)
         if meta is None or not self._has_expired(meta):
             return meta
         await self._delete_expired(folder, [meta])
@@ -99,7 +102,7 @@ class Desk(Batches):
                 shown.append(shown_file(meta))
         await self._delete_expired(folder, expired)
         async for seen in in_turns((await self.all_seen(folder))[0]):
-            shown += filter(None, (shown_written(seen, kind) for kind in (Kind.OUTPUT, Kind.ERRORS)))
+            shown += filter(None, (shown_written(seen, kind) for kind in WRITTEN))
         return sorted(shown, key=lambda each: (each["created_at"], each["id"]), reverse=True)
 
     async def content(self, folder: str, file_id: str) -> AsyncIterator[bytes] | None:
@@ -135,7 +138,5 @@ class Desk(Batches):
             await self._delete_uploaded(folder, file_id)
             return True
         await self.store.create(batch_path(folder, owner, f"{kind}.gone"), b"")
-        seen_now = await self.seen(folder, owner)
-        if seen_now is not None and not any(seen_now.size_bytes(each) for each in (Kind.OUTPUT, Kind.ERRORS)):
-            await self._delete_parts(folder, seen_now)
+        await self.seen(folder, owner)
         return True

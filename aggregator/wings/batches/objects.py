@@ -40,6 +40,10 @@ class Kind(StrEnum):
     ERRORS = "errors"
 
 
+WRITTEN = Kind.OUTPUT, Kind.ERRORS
+"""What a batch writes."""
+
+
 class FileMeta(msgspec.Struct, frozen=True):
     """An uploaded file. Times are Unix seconds; `expires_s` 0: never."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Collection, Coroutine
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -165,6 +166,11 @@ class BatchRoutes(Mounted):
     async def _end_upload(self, exchange: HttpExchange, folder: str, upload: Upload, file_id: str) -> None:
         """The whole body has come."""
         await upload.stored()
+        shown_file = await asyncio.shield(self._kept(folder, upload, file_id))  # also where the caller leaves now
+        self._send(exchange, shown_file)
+
+    async def _kept(self, folder: str, upload: Upload, file_id: str) -> dict[str, Any]:
+        """Show a file whose data is there, or delete that."""
         desk, now_s = self._desk, self._desk.now_s()
         try:
             _check_purpose(upload.fields.get("purpose", ""))
@@ -172,7 +178,7 @@ class BatchRoutes(Mounted):
         except Exception:
             await desk.store.delete([data_path(folder, file_id)])
             raise
-        self._send(exchange, await desk.keep_file(folder, meta))
+        return await desk.keep_file(folder, meta)
 
     async def _list_files(self, exchange: HttpExchange, folder: str) -> None:
         query = Query(exchange)

@@ -278,6 +278,8 @@ class BatchSource(Source):
                 _, _, chunk, place = heappop(self._again)
                 if not chunk.ended and chunk.lines.is_open(place):
                     requests += await self._requests(chunk, (place,))
+                    if not chunk.lines.left:  # it cannot be read any more
+                        self._write(chunk)
             if requests:
                 return requests
             wait_s = self._again[0][0] - now_s if self._again else _LOOK_S

@@ -58,6 +58,7 @@ class GenerateCall:
         self._sequences: dict[int, ServerSequence] = {}
         self._named: dict[ServerSequence, int] = {}
         self._commands: asyncio.Queue[pb.GenerateCommand] | None = None
+        self._silence: asyncio.Timeout | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -69,6 +70,8 @@ class GenerateCall:
         return self._last_steps
 
     def generate(self, sequence: ServerSequence) -> None:
+        if not self._sequences and self._silence is not None and not self._silence.expired():
+            self._silence.reschedule(asyncio.get_running_loop().time() + _SILENT_S)  # till now there was nothing to say
         number = next(self._numbers) % _NUMBERS
         self._sequences[number] = sequence
         self._named[sequence] = number
@@ -112,8 +115,9 @@ class GenerateCall:
         error: BatchFailed = ModelServerLost("the connection was closed")
         try:
             while self._sequences or not commands.empty():
-                async with asyncio.timeout(_SILENT_S):
+                async with asyncio.timeout(_SILENT_S) as self._silence:
                     step = await call.read()
+                self._silence = None
                 if not isinstance(step, pb.GenerateStep):
                     break  # the end of the call
                 self.read(step)
@@ -128,7 +132,7 @@ class GenerateCall:
         finally:
             writing.cancel()
             call.cancel()
-            self._commands = self._task = None
+            self._commands = self._task = self._silence = None
             lost, self._sequences, self._named = list(self._sequences.values()), {}, {}
             for sequence in lost:
                 sequence.server_lost(error)

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 
 from aiokafka.errors import ProducerClosed
 from typing_extensions import override
 
 from aggregator.observability.metrics import Metrics
 from aggregator.request.request import Request
+from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.kafka.decode import origin_of, record_of, reply_id
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer
 from aggregator.sources.kafka.progress import Progress, ProgressParts
 from aggregator.sources.wire.encode import json_of
-from aggregator.wings.generation.generation import Generation
+from aggregator.wings.generation.generation import (
+    TURN_LOGPROBS,
+    Generation,
+    New,
+    generation_of,
+    logprobs_in,
+    writes_long,
+)
 from aggregator.wings.generation.wire import response
 
 _LOG = logging.getLogger(__name__)
 _EVERY_S = 0.05
 """New tokens of this time become one record."""
+_DELTA = 8
+"""A delta takes as long to write as so many logarithms."""
 
 
 @dataclass(eq=False)
@@ -42,8 +53,10 @@ class Deltas(Progress):
     _grown: dict[Request, None] = field(default_factory=dict)
     _writing: asyncio.Task[None] | None = None
     _refused: bool = False
+    _handed_over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
+        self._handed_over.set()
         self._unwritten = self.metrics.buffer.counter(
             "tokenbatch.generate.deltas.unwritten",
             "{record}",
@@ -72,12 +85,15 @@ class Deltas(Progress):
                 self._writing = asyncio.create_task(self._write(), name="write deltas")
 
     @override
-    def end(self, requests: Sequence[Request]) -> list[OutgoingRecord]:
+    async def end(self, requests: Sequence[Request]) -> list[OutgoingRecord]:
         """The last delta of each completed request that wants them."""
         ended = [request for request in requests if self.wanted(request)] if self.topics else []
+        if not ended:
+            return []
         for request in ended:
             self._grown.pop(request, None)
-        return [record for request in ended if (record := self._record(request, done=True)) is not None]
+        await self._handed_over.wait()  # the deltas before them are with the producer
+        return await self._records(ended, done=True)
 
     @override
     def delivered(self, errors: Sequence[Exception | None]) -> None:
@@ -94,7 +110,11 @@ class Deltas(Progress):
             while self._grown:
                 await asyncio.sleep(_EVERY_S)
                 grown, self._grown = self._grown, {}
-                records = [record for request in grown if (record := self._record(request, done=False)) is not None]
+                self._handed_over.clear()
+                try:
+                    records = await self._records(grown, done=False)
+                finally:
+                    self._handed_over.set()  # who waits for it goes on when the producer has them
                 async for delivered in self.producer.send(records):
                     self.delivered([error for _, error in delivered])
         except ProducerClosed:
@@ -102,14 +122,34 @@ class Deltas(Progress):
         finally:
             self._writing = None
 
-    def _record(self, request: Request, *, done: bool) -> OutgoingRecord | None:
-        """The next delta; None if there is nothing new, or the partition was revoked."""
+    async def _records(self, requests: Iterable[Request], *, done: bool) -> list[OutgoingRecord]:
+        """The next delta of each; long ones on a thread, and others have their turn between short ones."""
+        records: list[OutgoingRecord] = []
+        turn = 0
+        for request in requests:
+            generation = generation_of(request)
+            new = generation.read_new()  # before the text grows further
+            write = partial(self._record, request, new, self.clock(), done=done)
+            if writes_long(generation, new[3]):
+                record = await in_slow_lane(write)
+            else:
+                turn += _DELTA + logprobs_in(generation, new[3])
+                if turn > TURN_LOGPROBS:
+                    await asyncio.sleep(0)
+                    turn = 0
+                record = write()
+            if record is not None:
+                records.append(record)
+        return records
+
+    def _record(self, request: Request, new: New, now_s: float, *, done: bool) -> OutgoingRecord | None:
+        """The delta for what is new; None if nothing is, or the partition was revoked."""
         origin = origin_of(request)
         record = origin.in_flight
         if record.committed_offset.fenced:
             return None
         identity = reply_id(record, request.request_id, self.group_id)
-        answer = response(request, identity, self.clock(), done=done)
+        answer = response(request, new, identity, now_s, done=done)
         if answer is None:
             return None
         value = json_of(answer) if origin.route.json else answer.SerializeToString()

@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from aggregator.request.request import Request, Result
+from aggregator.request.request import Failure, Request, Result
 from aggregator.tokenizers.tokenizer import Detokenizer
+from aggregator.wings.generation.stops import StopString
 from protos.generation.v1 import generation_pb2 as pb
+
+TURN_LOGPROBS = 128
+"""Each takes 7 µs to write."""
 
 New = tuple[int, str, Sequence[int], Sequence[pb.TokenLogprobs]]
 """A part of a text: the index of its first token, its text, ids, logprobs."""
@@ -21,7 +25,8 @@ class Generation(Result):
 
     `messages`: a chat, from which the model's template makes the prompt. `prompt_ids` are int32 little endian. Times
     are monotonic seconds. `attempts` counts the servers that failed while they ran it, `failures` those since it was
-    last cleared of suspicion. `sent_tokens`: how many tokens the source has read.
+    last cleared of suspicion. `sent_tokens`: how many tokens the source has read. `refusal`: why a chat has no
+    prompt.
     """
 
     sampling: pb.Sampling
@@ -41,12 +46,14 @@ class Generation(Result):
     attempts: int = 0
     failures: int = 0
     sent_tokens: int = 0
+    refusal: Failure | None = None
     _text: str = ""
     _decoded: int = 0
     _stop_tokens: int = 0
     _ready: int = 0
     _sent: int = 0
     _searched: int = 0
+    _stops: list[StopString] = field(default_factory=list[StopString])
     _detokenizer: Detokenizer | None = None
 
     @property
@@ -94,6 +101,7 @@ class Generation(Result):
             return False
         self.token_ids, self.logprobs = array("i"), []
         self._text, self._decoded, self._stop_tokens, self._ready, self._searched = "", 0, 0, 0, 0
+        self._stops = []
         return True
 
     def server_failed(self, *, cleared: bool) -> None:
@@ -112,12 +120,11 @@ class Generation(Result):
             self.token_ids.append(token_id)
             self._stop_tokens = max(0, stop_tokens - (len(token_ids) - place - 1))
             self._detokenize()
-            if len(self.token_ids) > self.sampling.min_tokens and self._ends_at_stop():
+            if self._ends_at_stop():
                 self.logprobs += logprobs[: place + 1]
                 return True
-            self._searched = len(self._text)
         self.logprobs += logprobs
-        self._ready = len(self._text) - self._held_back()
+        self._ready = len(self._text) - max((stop.held for stop in self._stops), default=0)
         return False
 
     def end(self, finish_reason: int) -> None:
@@ -150,25 +157,28 @@ class Generation(Result):
 
     def _ends_at_stop(self) -> bool:
         """End before the stop string that is complete first in the new text, if there is one."""
-        found: list[tuple[int, int]] = []
-        for order, stop in enumerate(self.sampling.stop):
-            place = self._text.find(stop, max(0, self._searched - len(stop) + 1))
-            if place >= 0:
-                found.append((place + len(stop), order))
-        if not found:
+        if not self._stops:
+            self._stops = [StopString(stop) for stop in self.sampling.stop]
+        new = self._text[self._searched :]
+        ends = [(end, order) for order, stop in enumerate(self._stops) if (end := stop.read(new))]
+        before, self._searched = self._searched, len(self._text)
+        if not ends or len(self.token_ids) <= self.sampling.min_tokens:
             return False
-        end, order = min(found)
+        end, order = min(ends)
         self.stop = self.sampling.stop[order]
-        self._text = self._text[: end - len(self.stop)]
+        self._text = self._text[: before + end - len(self.stop)]
         self._ready = len(self._text)
         self.finish_reason = pb.FINISH_REASON_STOP
         return True
 
-    def _held_back(self) -> int:
-        """Characters at the end that may be the start of a stop string."""
-        text = self._text
-        sizes = (size for stop in self.sampling.stop for size in range(1, len(stop)) if text.endswith(stop[:size]))
-        return max(sizes, default=0)
+
+def writes_long(generated: Generation, logprobs: Sequence[pb.TokenLogprobs]) -> bool:
+    """Whether these take more than a millisecond to write as JSON."""
+    return logprobs_in(generated, logprobs) > TURN_LOGPROBS
+
+
+def logprobs_in(generated: Generation, logprobs: Sequence[pb.TokenLogprobs]) -> int:
+    return len(logprobs) * (1 + generated.sampling.logprobs)
 
 
 def generation_of(request: Request) -> Generation:

@@ -14,7 +14,7 @@ from aggregator.sources.calls.callers import Identity
 from aggregator.sources.calls.calls import Call
 from aggregator.sources.grpc.reading import Context, RpcService, answering
 from aggregator.wings.generation.calls import GenerationCall
-from aggregator.wings.generation.generation import generation_of
+from aggregator.wings.generation.generation import New, generation_of, writes_long
 from aggregator.wings.generation.kind import GENERATION
 from aggregator.wings.generation.wire import decode_generate, response
 from k8s.pod.grpc.server import Handlers
@@ -26,9 +26,9 @@ def _read(call: Call, data: bytes, _: Identity) -> tuple[pb.GenerateRequest, Cal
     return decode_generate(data), call
 
 
-def _written(request: Request, now_s: float, *, done: bool) -> bytes:
-    """The next response; empty if nothing is new."""
-    answer = response(request, "", now_s, done=done)
+def _written(request: Request, new: New, now_s: float, *, done: bool) -> bytes:
+    """The response for what is new; empty if nothing is."""
+    answer = response(request, new, "", now_s, done=done)
     return b"" if answer is None else answer.SerializeToString()
 
 
@@ -62,9 +62,10 @@ class GenerationService(RpcService):
         await self._write_one(request, context, done=True)
 
     async def _write_one(self, request: Request, context: Context, *, done: bool) -> None:
-        write = partial(_written, request, self._calls.clock(), done=done)
-        is_long = done and request.kind.is_large(request)  # before its end the text grows meanwhile
-        answer = await in_slow_lane(write) if is_long else write()
+        generation = generation_of(request)
+        new = generation.read_new()  # before the text grows further
+        write = partial(_written, request, new, self._calls.clock(), done=done)
+        answer = await in_slow_lane(write) if writes_long(generation, new[3]) else write()
         if answer:
             await context.write(answer)
 

@@ -38,6 +38,8 @@ _LOGPROB_BYTES = 80
 """Of a token's alternative: its text, its bytes, the logarithm."""
 _LOGPROBS_PER_PART = 8
 """Writing eight log probabilities takes as long as writing one vector."""
+_MANY_MESSAGES = 16
+"""A template takes 60 µs for each."""
 _USUAL_TOKENS = 1024
 """The tokens of a text whose request sets no limit."""
 
@@ -166,7 +168,11 @@ class Generating(Kind):
 
     @override
     def check_tokenizer(self, description: ServerDescription, tokenizer: Tokenizer) -> None:
-        template_of(tokenizer)
+        template_of(tokenizer).compile()
+
+    @override
+    def texts_take_long(self, request: Request) -> bool:
+        return len(generation_of(request).messages) > _MANY_MESSAGES
 
     @override
     def texts(self, revision: Revision, request: Request, indexes: Sequence[int]) -> Sequence[str]:

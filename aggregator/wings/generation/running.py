@@ -88,10 +88,11 @@ class RunningSequence:
     def sampling(self) -> Sampling:
         asked = self.generation.sampling
         room = self.model_revision.description.max_input_tokens - len(self.token_ids) // ID_BYTES
+        most = min(room, self.generation.left_tokens or room)
         given = {name: getattr(asked, name) for name in _COPIED if asked.HasField(name)}
         return Sampling(
-            max_tokens=min(room, self.generation.left_tokens or room),
-            min_tokens=max(0, asked.min_tokens - self.tokens_before),
+            max_tokens=most,
+            min_tokens=min(most, max(0, asked.min_tokens - self.tokens_before)),
             stop_token_ids=asked.stop_token_ids,
             presence_penalty=asked.presence_penalty,
             frequency_penalty=asked.frequency_penalty,

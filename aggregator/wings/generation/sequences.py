@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from aggregator.admission.sequences import fitted, too_long, unmarked
+from aggregator.admission.sequences import fitted, too_long, unknown_id, unmarked
 from aggregator.errors import Code, InvalidRequest
 from aggregator.request.kind import Counted, Made, Revision
 from aggregator.request.request import Failure, Request
@@ -24,28 +22,27 @@ def prompt_texts(revision: Revision, request: Request) -> Sequence[str]:
     try:
         return [prompt_of(revision.tokenizer, generation.messages)]
     except InvalidRequest as error:
-        request.fail(replace(Failure.of(error), field=generation.prompt_field))
+        generation.refusal = replace(Failure.of(error), field=generation.prompt_field)
         return ()
 
 
 def prompts(revision: Revision, request: Request, counted: Sequence[Counted]) -> Iterator[Made]:
     """The tokens of its prompt."""
-    given = request.inputs[0]
-    token_ids = counted[0] if counted else given
+    given, generation = request.inputs[0], generation_of(request)
+    token_ids = counted[0] if counted else generation.refusal or given
     assert isinstance(token_ids, bytes | Failure), "A prompt was not tokenized. This is a bug."
     if isinstance(token_ids, bytes):
-        token_ids = _prompt(revision, request, generation_of(request), token_ids)
+        token_ids = _prompt(revision, request, generation, token_ids)
     yield unmarked(fitted(revision, request, token_ids))
 
 
 def _prompt(revision: Revision, request: Request, generation: Generation, token_ids: bytes) -> Counted:
     if generation.messages:  # the template itself places special tokens
         token_ids = revision.tokenizer.without_special(token_ids)
+    if (unknown := unknown_id(revision, token_ids)) is not None:
+        return replace(unknown, field=generation.prompt_field)
     description = revision.description
     size = description.vocabulary_size
-    if token_ids and np.frombuffer(token_ids, np.int32).max() >= size:
-        message = f"a token id is not below {size}, the size of the vocabulary"
-        return Failure(Code.INVALID_ARGUMENT, message, field=generation.prompt_field)
     if any(token_id >= size for token_id in generation.sampling.stop_token_ids):
         field = "sampling.stop_token_ids"
         message = f"{field} holds an id that is not below {size}, the size of the vocabulary"

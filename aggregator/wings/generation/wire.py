@@ -14,19 +14,20 @@ from aggregator.sources.wire.decode import MAX_TOKEN_IDS, SMALL_BYTES
 from aggregator.sources.wire.encode import fill_status
 from aggregator.sources.wire.fields import BYTES, MAX_INT32, count_token_ids, fields
 from aggregator.sources.wire.message import decode_checked, fill_json, json_object
-from aggregator.wings.generation.generation import Generation, generation_of
+from aggregator.wings.generation.generation import Generation, New, generation_of
 from protos.generation.v1 import generation_pb2 as pb
 
 _MAX_MESSAGES = 1024  # a chat's turns
-_MAX_STOPS, _MAX_STOP_CHARACTERS, _MAX_STOP_IDS = 16, 1024, 128  # each is searched for in every delta
+_MAX_STOPS, _MAX_STOP_CHARACTERS = 16, 1024
+_MAX_STOP_IDS = 64  # a runner takes 128, those included that end a text of its model
 _MAX_LOGPROBS = 20  # as OpenAI has it
 _MAX_FIELDS = 4 * _MAX_MESSAGES  # a message has a role, a text and little else
 _NO_OPTIONS = Options()
 _MESSAGES, _TOKEN_IDS = pb.GenerateRequest.MESSAGES_FIELD_NUMBER, pb.GenerateRequest.TOKEN_IDS_FIELD_NUMBER
 _SAMPLING = pb.GenerateRequest.SAMPLING_FIELD_NUMBER
-_MOST_PENALTY = 2.0  # as vLLM and OpenAI have it
+_MOST_PENALTY = _MOST_TEMPERATURE = 2.0  # as vLLM and OpenAI have it
 _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
-    "temperature": (lambda value: 0.0 <= value < math.inf, "a number of at least 0"),
+    "temperature": (lambda value: 0.0 <= value <= _MOST_TEMPERATURE, "a number from 0 to 2"),
     "top_p": (lambda value: 0.0 < value <= 1.0, "a number above 0, at most 1"),
     "top_k": (lambda value: value <= MAX_INT32, f"a whole number from 0 to {MAX_INT32}"),
     "repetition_penalty": (lambda value: 0.0 < value < math.inf, "a number above 0"),
@@ -144,10 +145,13 @@ def _refusal(name: str, why: str) -> InvalidRequest:
     return InvalidRequest(f"{field} {why}", field)
 
 
-def response(request: Request, reply_id: str, now_s: float, *, done: bool) -> pb.GenerateResponse | None:
-    """The next delta of a request, the last one if it is `done`; None if nothing is new."""
+def response(request: Request, new: New, reply_id: str, now_s: float, *, done: bool) -> pb.GenerateResponse | None:
+    """The delta of a request for what is new, the last one if it is `done`; None if nothing is.
+
+    Where `writes_long(new)` a thread should do it.
+    """
     generation = generation_of(request)
-    index, text, token_ids, logprobs = generation.read_new()
+    index, text, token_ids, logprobs = new
     if not (done or text or token_ids):
         return None
     answer = pb.GenerateResponse(
@@ -169,8 +173,9 @@ def response(request: Request, reply_id: str, now_s: float, *, done: bool) -> pb
 
 def whole(request: Request, reply_id: str, now_s: float) -> pb.GenerateResponse:
     """The one response of a sender that reads no deltas."""
-    generation_of(request).restart_stream()
-    answer = response(request, reply_id, now_s, done=True)
+    generation = generation_of(request)
+    generation.restart_stream()
+    answer = response(request, generation.read_new(), reply_id, now_s, done=True)
     assert answer is not None, "A completed request has no answer. This is a bug."
     return answer
 

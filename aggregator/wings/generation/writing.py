@@ -15,15 +15,13 @@ from aggregator.sources.http.answer import Answer
 from aggregator.sources.http.errors import error_of
 from aggregator.wings.generation.chat import Spelling
 from aggregator.wings.generation.forms import ChatRequest, CompletionRequest
-from aggregator.wings.generation.generation import Generation, New, generation_of
+from aggregator.wings.generation.generation import New, generation_of, writes_long
 from protos.generation.v1 import generation_pb2 as pb
 
 DONE = b"data: [DONE]\n\n"
 _FINISH: dict[int, str] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 _ANSWER_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES = 1024, 8, 90
 """Of a whole text's response, of each token in it, and of each logarithm beside one, about."""
-_MANY_LOGPROBS = 128
-"""Each takes 7 µs to write."""
 _CONTINUES, _CONTINUATION = 0xC0, 0x80
 """Bits that tell a byte of UTF-8 that does not begin a character."""
 
@@ -157,11 +155,6 @@ class GenerationWriter:
 
 def _shown(entry: pb.TokenLogprob, spelling: Spelling) -> _Shown:
     return _Shown(entry.token_id, *spelling.piece(entry.token_id), entry.logprob)
-
-
-def writes_long(generated: Generation, logprobs: Sequence[pb.TokenLogprobs]) -> bool:
-    """Whether these take more than a millisecond to write as JSON."""
-    return len(logprobs) * (1 + generated.sampling.logprobs) > _MANY_LOGPROBS
 
 
 class WholeText(Answer):

@@ -72,7 +72,8 @@ def connect(settings: RedisSettings) -> Any:
     all_readable(settings.user, "redis.user")
     if settings.user.password_file is not None:
         password = settings.user.password_file.read_text().strip()
-    user: dict[str, Any] = {"username": settings.user.username or None, "password": password} if password else {}
+    name = settings.user.username
+    user: dict[str, Any] = {"username": name or None, "password": password} if name or password else {}
     addresses = split_servers(settings.servers)
     if settings.cluster:
         return RedisCluster(startup_nodes=[ClusterNode(*address) for address in addresses], **options, **user)

@@ -7,6 +7,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -14,7 +15,7 @@ from aggregator.admission.ledger import Intake
 from aggregator.request.request import Request
 from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.wire.encode import answer_bytes, made_bytes
-from aggregator.sources.wire.values import LARGE_BYTES, MAX_BYTES
+from aggregator.sources.wire.values import LARGE_BYTES, MAX_BYTES, TURN_RECORDS
 from aggregator.wings.redis.codec import (
     MAX_OTHER_BYTES,
     REDIS,
@@ -193,14 +194,23 @@ class RequestStream:
         return [Entry(self.intake, entry_id, dict(zip(each[::2], each[1::2], strict=True))) for entry_id, each in fresh]
 
     async def _decode_entries(self, entries: Sequence[Entry]) -> list[Request | EntryAnswer]:
+        """In their order; large ones on a thread, and others have their turn between small ones."""
         now_s = self.clock()
-        wall_s = now_s + self._redis_minus_here_s
-
-        def work() -> list[Request | EntryAnswer]:
-            return [decode_entry(each, received_s=now_s, wall_s=wall_s) for each in entries]
-
-        large = any(len(each.fields.get(b"value", b"")) >= LARGE_BYTES for each in entries)
-        return await in_slow_lane(work) if large else work()
+        decode = partial(decode_entry, received_s=now_s, wall_s=now_s + self._redis_minus_here_s)
+        decoded: list[Request | EntryAnswer] = []
+        turn_entries = turn_bytes = 0
+        for entry in entries:
+            size = len(entry.fields.get(b"value", b""))
+            if size >= LARGE_BYTES:
+                decoded.append(await in_slow_lane(partial(decode, entry)))
+                continue
+            if turn_entries >= TURN_RECORDS or turn_bytes >= LARGE_BYTES:
+                await asyncio.sleep(0)
+                turn_entries = turn_bytes = 0
+            turn_entries += 1
+            turn_bytes += size
+            decoded.append(decode(entry))
+        return decoded
 
     async def _mend(self, error: Exception) -> None:
         """Wait; make the group again if its stream was deleted."""

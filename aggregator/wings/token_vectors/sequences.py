@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from aggregator.admission.sequences import unknown_id
 from aggregator.errors import Code
 from aggregator.model_server import Details
 from aggregator.request.kind import Counted, Made, Revision
@@ -62,7 +63,8 @@ def made(revision: Revision, request: Request, indexes: Sequence[int], counted: 
     for index in indexes:
         given = request.inputs[index]
         if isinstance(given, bytes):
-            sequence = _fitted(revision, request, Side(most_tokens=side.most_tokens), given)
+            known = unknown_id(revision, given) or given
+            sequence = _fitted(revision, request, Side(most_tokens=side.most_tokens), known)
         else:
             sequence = _fitted(revision, request, side, next(left))
             if isinstance(sequence, bytes):

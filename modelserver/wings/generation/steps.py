@@ -221,6 +221,12 @@ class GenerationSteps:
         except ValueError as error:
             _refuse(start, grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return
+        except EngineBroken:
+            raise
+        except Exception as error:  # noqa: BLE001 - what one request asks for ends no other's
+            _log.error("the engine cannot take a sequence", extra={"error": type(error).__name__})
+            _refuse(start, grpc.StatusCode.INTERNAL, f"the engine cannot take the sequence: {type(error).__name__}")
+            return
         self._sequences[name] = _Sequence(start.outbox, start.sequence, len(start.token_ids), start.account)
 
     def _abort(self, engine: Generator, chosen: Callable[[_Sequence], bool]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from vllm import SamplingParams
 from vllm import __version__ as vllm_version
+from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.core import EngineCore
@@ -212,16 +213,19 @@ class VllmGenerator:
             if sampling.HasField(name)
         }
         defaults = {name: value for name, value in self._defaults.items() if name != "max_tokens"}
-        params = SamplingParams(
-            **(defaults | given),
-            max_tokens=sampling.max_tokens,
-            min_tokens=sampling.min_tokens,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            stop_token_ids=list(sampling.stop_token_ids),
-            ignore_eos=sampling.ignore_eos,
-            detokenize=False,
-        )
+        try:
+            params = SamplingParams(
+                **(defaults | given),
+                max_tokens=sampling.max_tokens,
+                min_tokens=sampling.min_tokens,
+                presence_penalty=sampling.presence_penalty,
+                frequency_penalty=sampling.frequency_penalty,
+                stop_token_ids=list(sampling.stop_token_ids),
+                ignore_eos=sampling.ignore_eos,
+                detokenize=False,
+            )
+        except VLLMValidationError as error:  # which is no ValueError
+            raise ValueError(str(error)) from error
         params.update_from_generation_config(self._generation_config, self._eos)
         if len(params.all_stop_token_ids) > _MOST_STOP_IDS:
             raise ValueError(f"more than {_MOST_STOP_IDS} stop token ids, those included that end a text of this model")

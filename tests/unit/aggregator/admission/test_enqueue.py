@@ -7,7 +7,9 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
+import numpy as np
 import pytest
+from typing_extensions import override
 
 from aggregator.admission.bounds import Admission, AdmissionPolicy
 from aggregator.admission.enqueue import enqueue
@@ -29,11 +31,27 @@ NOW_S = 200.0
 FULL = Failure(Code.INVALID_ARGUMENT, "it had its outcome")
 
 
+class Bare(FakeTokenizer):
+    """Puts nothing around a text."""
+
+    @staticmethod
+    @override
+    def ids(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        return FakeTokenizer.ids(text)[1:-1]
+
+
 class Intake:
     """One revision without a server: what is queued stays there."""
 
-    def __init__(self, *, quotas: Quotas | None = None, most: int = 1000, details: Details | None = None) -> None:
-        self.counting = FakeCounting(FakeTokenizer())
+    def __init__(
+        self,
+        *,
+        quotas: Quotas | None = None,
+        most: int = 1000,
+        details: Details | None = None,
+        tokenizer: FakeTokenizer | None = None,
+    ) -> None:
+        self.counting = FakeCounting(tokenizer or FakeTokenizer())
         description = replace(DESCRIPTION, query_prompt="9 ", document_prompt="8 8 ", details=details or Details())
         self.model_revision = ModelRevision(description, FakeTokenizer(), self.counting, DispatchPolicy())
         self.admission = Admission(AdmissionPolicy(most))
@@ -68,6 +86,31 @@ def test_texts_are_counted_and_ids_taken_as_they_are_each_in_its_place() -> None
     assert (one.token_count, one.stage, intake.admission.total) == (10, Stage.ADMITTED, 10)
     assert one.held is not None
     assert (one.held.queue, one.held.queued_s) == (intake.queue, NOW_S)
+
+
+def test_an_id_that_is_not_the_models_fails_its_input_alone() -> None:
+    intake = Intake()
+    one = request(packed(1, 5, 2), "10", packed(1, 100_000, 2), packed(1, 99_999, 2))
+    intake.put(one)
+    assert intake.queued() == [packed(1, 5, 2), packed(1, 10, 2), packed(1, 99_999, 2)]
+    failure = Failure(Code.INVALID_ARGUMENT, "a token id is not below 100000, the size of the vocabulary")
+    assert one.outcomes == [None, None, failure, None]
+
+
+def test_an_input_without_tokens_is_refused() -> None:
+    intake = Intake(tokenizer=Bare())
+    one = request("", "10")
+    intake.put(one)
+    assert intake.queued() == [packed(10)]
+    assert one.outcomes == [Failure(Code.INVALID_ARGUMENT, "the input has no tokens: leave it out"), None]
+
+
+def test_a_limit_of_the_request_without_truncation_is_named() -> None:
+    intake = Intake()
+    one = request("3 4 5 6 7", options=Options(dimensions=4, truncate=pb.TRUNCATE_NONE, truncate_to=4))
+    assert intake.put(one) == [one]
+    message = "7 tokens: truncate_to leaves 4, and truncate cuts none; set truncate, or send less"
+    assert one.failure == Failure(Code.OUT_OF_RANGE, message, field="truncate_to")
 
 
 def test_several_requests_are_counted_in_one_call_and_each_gets_its_own() -> None:

@@ -47,6 +47,26 @@ SCRIPTS = (
 CHAT = (("system", "Be brief."), ("user", "नमस्ते 🗼, who are you?"), ("assistant", "A <model>."), ("user", "And I?"))
 NEVER_CUT = 5
 """Tokens that come before the model's own end, and before the stop tokens."""
+OUT_OF_RANGE = {
+    "temperature": 2.5,
+    "top_p": 0.0,
+    "repetition_penalty": 0.0,
+    "presence_penalty": 3.0,
+    "frequency_penalty": -3.0,
+    "min_tokens": 5,
+}
+IN_RANGE = {
+    "temperature": (0.0, 2.0),
+    "top_p": (1e-9, 1.0),
+    "top_k": (0, 2**31 - 1),
+    "repetition_penalty": (1e-9, 1e9),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "logprobs": (0, 20),
+    "min_tokens": (0, 4),
+    "stop_token_ids": (range(1000, 1064),),
+}
+"""What the aggregator lets through, at most."""
 Told = dict[str, Any]
 Cases = Mapping[str, dict[str, Any]]
 
@@ -288,6 +308,8 @@ def results(folder: Path) -> dict[str, Any]:
         "turns": turns(engine, prompts[1]),
         "freed": freed(engine, prompts[1]),
         "refused": [refused(engine, stop_token_ids=range(1000, 1000 + count)) for count in (127, 128)],
+        "out_of_range": {name: refused(engine, **{name: value}) for name, value in OUT_OF_RANGE.items()},
+        "in_range": [refused(engine, **{name: value}) for name, values in IN_RANGE.items() for value in values],
         "spelled": [[script, _text(tokenizer, tokenizer.count([script]).ids.tolist())] for script in SCRIPTS],
         "chats": chats(tokenizer, str(smollm2())),
     }

@@ -316,10 +316,53 @@ async def test_deleting_all_that_a_batch_wrote_frees_its_parts() -> None:
     await office.answer(batch, 0)
     output = written_id(batch.id, Kind.OUTPUT)
     assert await office.desk.delete_file(FOLDER, output)
+    await asyncio.gather(*office.desk._tasks.values())  # noqa: SLF001
     assert part_path(FOLDER, batch.id, 0) not in office.store.kept
     assert not await office.desk.delete_file(FOLDER, output)
     seen = await office.seen(batch)
     assert (seen.status, sum(each.completed for each in seen.parts)) == (Status.COMPLETED, 3)
+
+
+async def test_parts_go_also_where_the_one_who_deletes_them_is_ended() -> None:
+    office = Office()
+    batch = await office.batch(await office.file(3))
+    await office.answer(batch, 0)
+    await office.seen(batch)
+    await office.store.create(batch_path(FOLDER, batch.id, "output.gone"), b"")  # and then it was ended
+    desk = office.another()
+    await desk.seen(FOLDER, batch.id)
+    await asyncio.gather(*desk._tasks.values())  # noqa: SLF001
+    assert part_path(FOLDER, batch.id, 0) not in office.store.kept
+
+
+async def test_both_files_of_a_batch_expire_where_one_was_deleted() -> None:
+    office = Office()
+    batch = await office.batch(await office.file(3), expires_after_s=30)
+    plan = await office.desk.plan(FOLDER, batch)
+    assert plan is not None
+    lines = await office.desk.lines(FOLDER, batch, plan, 0)
+    lines.answer(0, "r", b"1", 3)
+    lines.end_all(End.CANCELLED)
+    await office.desk.write_part(part_path(FOLDER, batch.id, 0), lines.part(office.now_s))
+    output, errors = (written_id(batch.id, kind) for kind in (Kind.OUTPUT, Kind.ERRORS))
+    await office.seen(batch)
+    assert await office.desk.delete_file(FOLDER, output)
+    assert await office.desk.file(FOLDER, errors) is not None
+    office.now_s += 31.0
+    assert await office.desk.file(FOLDER, errors) is None
+    await asyncio.gather(*office.desk._tasks.values())  # noqa: SLF001
+    assert part_path(FOLDER, batch.id, 0) not in office.store.kept
+    assert await office.another().files(FOLDER) == [await office.desk.file(FOLDER, batch.input_file_id)]
+
+
+async def test_a_deleted_file_is_gone_for_every_aggregator() -> None:
+    office = Office()
+    file_id = await office.file(3)
+    other = office.another()
+    assert await other.uploaded(FOLDER, file_id) is not None
+    assert await office.desk.delete_file(FOLDER, file_id)
+    assert await other.uploaded(FOLDER, file_id) is None
+    assert not await other.delete_file(FOLDER, file_id)
 
 
 async def test_files_go_when_they_expire() -> None:

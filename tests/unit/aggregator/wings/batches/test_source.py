@@ -138,6 +138,20 @@ async def test_a_line_that_fails_each_time_is_an_error_in_the_end(bench: Bench) 
 
 
 @in_virtual_time
+async def test_a_line_that_cannot_be_read_again_ends_its_chunk(bench: Bench) -> None:
+    batch = await bench.batch(1)
+    async with bench.started():
+        requests = await bench.receive()
+        await bench.fail(requests, AWAY)
+        bench.source._reader._forms = {}  # noqa: SLF001 - as where the tokenizer of its ids was replaced meanwhile
+        receiving = asyncio.ensure_future(bench.source.receivers[1]())
+        await asyncio.sleep(5.0)
+        await bench.source.delivered()
+        assert [each["response"]["status_code"] for each in bench.part(batch)] == [500]
+        receiving.cancel()
+
+
+@in_virtual_time
 async def test_chunks_of_a_batch_past_its_window_cost_no_computation(bench: Bench) -> None:
     batch = await bench.batch(3, window_s=10.0)
     bench.office.now_s += 11.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -136,6 +137,29 @@ def test_a_prompt_that_says_nothing_or_leaves_no_room_for_text_is_refused(
     intake.model_revision.tokenizer = Chatting(tmp_path)
     assert intake.put(asked) == [asked]
     assert asked.failure == failure
+
+
+@pytest.mark.parametrize("role", ["user", "odd"])
+def test_a_chat_of_many_messages_is_rendered_on_a_thread(role: str, tmp_path: Path) -> None:
+    intake = Intake(details=COSTS)
+    threads: list[str] = []
+
+    class Named(Chatting):
+        @override
+        def __hash__(self) -> int:
+            threads.append(threading.current_thread().name)
+            return super().__hash__()
+
+    intake.model_revision.tokenizer = Named(tmp_path)
+    asked = prompted("", messages=[Message(role=role, content="3")] * 40)
+    asked.details = replace(generation_of(asked), sampling=Sampling(max_tokens=1), first_token_by_s=inf)
+    intake.put(asked)
+    assert {name.partition("_")[0] for name in threads} == {"slow-lane"}
+    if role == "odd":
+        assert asked.failure == Failure(Code.INVALID_ARGUMENT, NO_SUCH_ROLE, field="messages")
+    else:
+        assert asked.failure is not None
+        assert "40 tokens" in asked.failure.message
 
 
 def test_a_text_likely_to_be_late_is_refused_and_through_kafka_waits(tmp_path: Path) -> None:

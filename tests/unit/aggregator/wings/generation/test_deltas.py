@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 
 from aggregator.request.request import Request
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
+from aggregator.slow_lane import SLOW_LANE
 from aggregator.sources.kafka.outgoing import OutgoingRecord
 from aggregator.wings.generation.generation import generation_of
 from protos.generation.v1 import generation_pb2 as pb
@@ -22,7 +24,7 @@ from tests.support.virtual_time import in_virtual_time
 
 TOPIC = TopicSettings(name="in", task="generate", reply_topic="out", delta_topic="deltas")
 SETTINGS = KafkaSettings(topics=(TOPIC,), group_id="g")
-A_WHILE_S = 0.2
+EVERY_S, A_WHILE_S = 0.05, 0.2
 
 
 class FakedSource(KafkaSourceOverFakes):
@@ -81,6 +83,31 @@ async def test_who_asks_for_the_whole_text_gets_its_reply_alone() -> None:
         await faked.end(request)
         assert faked.written("deltas") == []
         assert [each.text for each in faked.written("out")] == ["The sea."]
+
+
+@in_virtual_time
+async def test_a_delta_of_many_logarithms_is_written_on_a_thread_and_before_the_last() -> None:
+    async with FakedSource().started() as faked:
+        request = await faked.ask(sampling=pb.Sampling(logprobs=20))
+        row = pb.TokenLogprobs(alternatives=[pb.TokenLogprob()] * 20)
+        generation_of(request).extend([ord(letter) for letter in "abcdefg" * 10], [row] * 70)
+        held = threading.Event()
+        SLOW_LANE.submit(held.wait, 20.0)  # it has other work
+        request.source.progressed(request)
+        await asyncio.sleep(EVERY_S)
+        await asyncio.sleep(0)  # its delta is begun
+        generation_of(request).extend([ord("!")], [row])
+        ending = asyncio.create_task(faked.end(request))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert faked.written("deltas") == []
+        held.set()
+        await ending
+        assert [(each.index, each.text, len(each.logprobs)) for each in faked.written("deltas")] == [
+            (0, "abcdefg" * 10, 70),
+            (70, "!", 1),
+        ]
+        assert [len(each.logprobs) for each in faked.written("out")] == [71]
 
 
 @in_virtual_time

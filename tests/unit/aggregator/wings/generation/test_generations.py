@@ -149,6 +149,13 @@ async def test_a_generation_gets_tokens_and_ends(servers: TwoServers) -> None:
     assert servers.seats() == 16
 
 
+async def test_what_must_come_at_least_has_room_in_the_context(servers: TwoServers) -> None:
+    servers.ask(min_tokens=1_000_000)
+    (engine,) = await servers.dispatch()
+    (sequence,) = engine.started
+    assert sequence.sampling.min_tokens == sequence.sampling.max_tokens == DESCRIPTION.max_input_tokens - 2
+
+
 async def test_a_batch_is_out_until_each_sequence_has_a_token_or_has_ended(servers: TwoServers) -> None:
     servers.ask(max_tokens=5)
     servers.ask(max_tokens=5)
@@ -232,6 +239,8 @@ async def test_a_prompt_that_every_server_refuses_fails_in_its_words(
     assert request.code is (Code.INVALID_ARGUMENT if code is Code.INVALID_ARGUMENT else Code.INTERNAL)
     assert request.failure is not None
     assert words in request.failure.message
+    retries = servers.revision.dispatcher.retries
+    assert retries.is_quarantined(PROMPT, servers.now_s) == (code is not Code.INVALID_ARGUMENT)
 
 
 async def die_while_it_runs(servers: TwoServers, tokens: int, *, turns_at_most: int = 200) -> list[str]:

@@ -56,6 +56,7 @@ def test_without_anything_to_go_on_from_it_is_refused(fields: dict[str, Any]) ->
         ({"grammar": "x"}, "sampling.grammar"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": inf}, "temperature"),
+        ({"temperature": 2.5}, "temperature is 2.5: expected a number from 0 to 2"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.5}, "top_p"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
@@ -65,6 +66,7 @@ def test_without_anything_to_go_on_from_it_is_refused(fields: dict[str, Any]) ->
         ({"stop": ["x"] * 17}, "sampling.stop"),
         ({"stop": [""]}, "sampling.stop"),
         ({"stop_token_ids": [2**31]}, "stop_token_ids"),
+        ({"stop_token_ids": range(65)}, "stop_token_ids takes at most 64"),
         ({"logprobs": 21}, "logprobs"),
     ],
 )
@@ -125,13 +127,13 @@ def test_an_answer_tells_usage_and_timings_at_its_end_only() -> None:
     text.begin("rev", b"\1\0\0\0" * 3, Letters())
     text.started_s, text.first_token_s = 11.0, 12.0
     text.extend([65, 66], ())
-    first = generation.response(request, "", 12.0, done=False)
+    first = generation.response(request, text.read_new(), "", 12.0, done=False)
     assert first is not None
     assert (first.text, first.HasField("usage"), first.model_revision) == ("AB", False, "rev")
-    assert generation.response(request, "", 12.0, done=False) is None
+    assert generation.response(request, text.read_new(), "", 12.0, done=False) is None
     text.end(pb.FINISH_REASON_LENGTH)
     request.complete_input(0, text)
-    last = generation.response(request, "id", 13.0, done=True)
+    last = generation.response(request, text.read_new(), "id", 13.0, done=True)
     assert last is not None
     assert (last.index, last.usage.prompt_tokens, last.usage.completion_tokens) == (2, 3, 2)
     assert last.finish_reason == pb.FINISH_REASON_LENGTH

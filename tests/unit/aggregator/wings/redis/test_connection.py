@@ -63,6 +63,11 @@ async def test_a_cancellation_that_the_client_forgets_still_ends_its_task(
     assert working.cancelled()
 
 
+def test_a_user_without_a_password_is_the_one_who_logs_in() -> None:
+    made = connect(RedisSettings.model_validate({"user": {"username": "reader"}}))
+    assert made.connection_pool.connection_kwargs["username"] == "reader"
+
+
 def test_authorities_of_redis_may_lack_extensions() -> None:
     made = connect(RedisSettings.model_validate({"tls": {"enabled": True}}))
     assert ssl.VERIFY_X509_STRICT in made.connection_pool.connection_kwargs["ssl_exclude_verify_flags"]

@@ -13,6 +13,7 @@ from aggregator.observability.metrics import Metrics
 from aggregator.request.request import Defaults, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.embedding import EMBEDDING
+from aggregator.sources.wire.values import LARGE_BYTES
 from aggregator.wings.redis.codec import EntryAnswer, StreamIntake, origin_of
 from aggregator.wings.redis.connection import Server
 from aggregator.wings.redis.stream import RequestStream
@@ -53,10 +54,10 @@ def of(texts: int) -> bytes:
 
 
 class Reading:
-    """A stream of a model with 1,000 dimensions, whose part is a megabyte."""
+    """A stream of a model with 1,000 dimensions; its part is a megabyte where a test says nothing else."""
 
-    def __init__(self, *claims: Sequence[bytes]) -> None:
-        self.intake = Intake(MB)
+    def __init__(self, *claims: Sequence[bytes], part_bytes: int = MB) -> None:
+        self.intake = Intake(part_bytes)
         self.refused: list[EntryAnswer] = []
         defaults = Defaults(KAFKA, "m", Priority.DEFAULT)
         self.stream = RequestStream(
@@ -123,6 +124,26 @@ async def test_an_entry_whose_reply_never_fits_is_refused_in_words() -> None:
     [answer] = reading.refused
     status = pb.EmbedResponse.FromString(answer.reply or b"").status
     assert "bytes of memory: at most 800000 are taken" in status.message
+
+
+@in_virtual_time
+async def test_many_small_entries_of_a_claim_let_others_have_their_turn() -> None:
+    reading = Reading([of(1)] * 90, part_bytes=1000 * MB)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    assert len(await reading.take()) == 90
+    few, turns = turns, 0
+    reading = Reading([of(300)] * 90, part_bytes=1000 * MB)
+    assert len(await reading.take()) == 90
+    assert turns >= few + 90 * len(of(300)) // (2 * LARGE_BYTES)
+    beside.cancel()
 
 
 @in_virtual_time

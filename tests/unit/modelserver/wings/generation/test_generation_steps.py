@@ -202,6 +202,30 @@ def test_what_the_engine_refuses_is_the_senders_fault() -> None:
     running.close()
 
 
+class Raising(SyntheticGenerator):
+    """Cannot take a seed."""
+
+    @override
+    def add(self, name: str, token_ids: Sequence[int], sampling: pb.Sampling, turn_s: float = 0.0) -> None:
+        if sampling.seed:
+            raise KeyError("what the prompt says")
+        super().add(name, token_ids, sampling, turn_s)
+
+
+def test_a_sequence_that_the_engine_cannot_take_ends_no_other() -> None:
+    running = Running(lambda: Raising(facts(), 0.0, 0.0, None, sleep=lambda _: None))
+    reader = Reader()
+    running.start(reader, 1, tokens=40)
+    running.start(reader, 2, seed=7)
+    reader.until(lambda: {1, 2} <= reader.finished.keys())
+    assert (reader.finished[1].code, len(reader.tokens[1])) == (0, 40)
+    assert (reader.finished[2].code, reader.finished[2].message) == (
+        13,
+        "the engine cannot take the sequence: KeyError",
+    )
+    running.close()
+
+
 def test_closing_takes_as_long_as_it_is_set_to() -> None:
     slept: list[float] = []
     SyntheticGenerator(facts(), 0.0, 0.0, sleep=slept.append, close_s=3.0).close()
