@@ -44,11 +44,21 @@ class Completion:
         await self._none_open.wait()
 
     async def complete(self, requests: Sequence[Request]) -> None:
-        """Reply to requests whose every input has an outcome; to callers first, who need no broker."""
+        """Reply to requests whose every input has an outcome; to callers first, who need no broker.
+
+        The requests of one broker do not wait for another's.
+        """
         by_source = _by_source(requests)
-        for source in sorted(by_source, key=lambda source: not source.refusable):
-            async for delivered in source.reply(by_source[source]):
-                self._release(delivered)
+        if len(by_source) == 1:
+            await self._complete(*next(iter(by_source.items())))
+            return
+        async with asyncio.TaskGroup() as tasks:
+            for source in sorted(by_source, key=lambda source: not source.refusable):
+                tasks.create_task(self._complete(source, by_source[source]), name=f"complete {source.name}")
+
+    async def _complete(self, source: Source, requests: Sequence[Request]) -> None:
+        async for delivered in source.reply(requests):
+            self._release(delivered)
 
     def give_up(self, request: Request) -> None:
         """A caller went away: remove its inputs from the queue; results of those that run are dropped."""

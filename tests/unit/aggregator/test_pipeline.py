@@ -8,7 +8,7 @@ import gc
 from aggregator.errors import Code
 from aggregator.scheduler.work_item import Query
 from aggregator.sources.kafka.decode import record_of
-from tests.support.fake_source import KAFKA
+from tests.support.fake_source import KAFKA, FakeSource
 from tests.support.faked_pipeline import FakedPipeline, SlowCounting, new_engine, vectors
 from tests.support.virtual_time import in_virtual_time
 
@@ -182,3 +182,21 @@ async def test_no_request_waits_for_the_reply_to_a_refused_one() -> None:
         faked.kafka.delivering.set()
         await faked.drain()
         assert [request.code for request in faked.kafka.replied].count(Code.OK) == 5
+
+
+@in_virtual_time
+async def test_replies_through_one_broker_do_not_wait_for_another_broker() -> None:
+    async with FakedPipeline(new_engine()).started() as faked:
+        replied: list[str] = []
+        redis = FakeSource("redis", refusable=False, on_reply=lambda _: replied.append("redis"))
+        calls = FakeSource("calls", refusable=True, on_reply=lambda _: replied.append("calls"))
+        faked.kafka.delivering.clear()
+        requests = [faked.request("1", source=KAFKA, model="unknown") for _ in range(3)]
+        requests[1].source, requests[2].source = redis, calls
+        faked.produce(*requests)
+        await asyncio.sleep(1)
+        assert replied == ["calls", "redis"]
+        assert not faked.kafka.replied
+        faked.kafka.delivering.set()
+        await faked.drain()
+        assert faked.kafka.replied == requests[:1]
