@@ -53,7 +53,10 @@ _REPLAY: Header = ("replay", b"true")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
-    """A record is completed by a reply, a dead letter, or both. A reply that Kafka refuses becomes a dead letter."""
+    """A record is completed by a reply, a dead letter, or both. A reply that Kafka refuses becomes a dead letter.
+
+    `on_room`: what refused records held is free.
+    """
 
     settings: KafkaSettings
     producer: KafkaProducer
@@ -61,6 +64,7 @@ class Outcomes:
     progress: Sequence[Progress]
     metrics: Metrics
     clock: Callable[[], float]
+    on_room: Callable[[], None]
 
     async def reply(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Request]]:
         """Reply to completed requests and complete their records; a reply that cannot be written becomes a dead letter.
@@ -112,6 +116,7 @@ class Outcomes:
             async for delivered in self.producer.send(replies):
                 for position, error in delivered:
                     codes[self._refusal_ended(answered[position], replies[position], error)] += 1
+                self.on_room()
         self.metrics.answered(KAFKA, codes, [self.clock() - started_s] * codes.total())
 
     def _refusal_ended(self, refused: Refused, reply: OutgoingRecord | None, error: Exception | None) -> Code:
@@ -244,13 +249,14 @@ class DeadLetters:
     A record is completed once its dead letter is acknowledged. A dead letter that cannot be written holds the commits
     of its record's partition until it can, or until the reply that it replaces is written after all: each further
     try begins with the reply. A topic whose waiting ones hold much is `full`: it is paused, and no other is.
+    `on_change`: a topic is full, or no longer, or what written ones held is free.
     """
 
     settings: KafkaSettings
     producer: KafkaProducer
     metrics: Metrics
     _: KW_ONLY
-    on_full_changed: Callable[[], None]
+    on_change: Callable[[], None]
     wall_clock: Callable[[], float] = time.time
     full: frozenset[str] = frozenset()
     _waiting: dict[str, list[DeadLetter]] = field(default_factory=dict)
@@ -306,6 +312,7 @@ class DeadLetters:
                         letter.omits_value = True
                     else:
                         reason = error
+                self.on_change()
         except ProducerClosed:
             raise
         except Exception as unforeseen:  # noqa: BLE001 - after any error, what holds commits must not be lost
@@ -325,9 +332,10 @@ class DeadLetters:
                 for position, error in delivered:
                     if error is None:
                         yield delayed[position][0]
+                self.on_change()
 
     def _watch_full(self) -> None:
         full = frozenset(topic for topic, held in self._waiting_bytes.items() if held >= _MOST_WAITING_BYTES)
         if full != self.full:
             self.full = full
-            self.on_full_changed()
+            self.on_change()

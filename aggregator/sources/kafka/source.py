@@ -83,7 +83,7 @@ class KafkaSource(Source):
         self._clock = clock
         self._wall_clock = wall_clock
         self._dead_letters = DeadLetters(
-            settings, producer, metrics, on_full_changed=self._pause_topics, wall_clock=wall_clock
+            settings, producer, metrics, on_change=self._pause_topics, wall_clock=wall_clock
         )
         parts = ProgressParts(settings, producer, metrics, known, clock)
         self._progress = [open_progress(parts) for open_progress in progress]
@@ -94,6 +94,7 @@ class KafkaSource(Source):
             progress=self._progress,
             metrics=metrics,
             clock=clock,
+            on_room=self._pause_topics,
         )
         self._metrics = metrics
         self._asked = {name: {intake.defaults.model} for name, intake in self._intakes.items()}

@@ -36,7 +36,7 @@ class LateCompany(NeverStarted):
 
     def __init__(self) -> None:
         self.committed_offset = CommittedOffset("in", 0, 0)
-        self.letters = DeadLetters(KafkaSettings(), self, Metrics(MetricsBuffer()), on_full_changed=lambda: None)
+        self.letters = DeadLetters(KafkaSettings(), self, Metrics(MetricsBuffer()), on_change=lambda: None)
 
     def add(self, offset: int) -> None:
         in_flight = self.committed_offset.deliver(FakeRecord("in", 0, offset, 0, None, b"x"))
@@ -79,7 +79,7 @@ class Startled(NeverStarted):
 @in_virtual_time
 async def test_letters_are_written_again_after_an_error_that_nobody_knows() -> None:
     producer, committed_offset = Startled(), CommittedOffset("in", 0, 0)
-    letters = DeadLetters(KafkaSettings(), producer, Metrics(MetricsBuffer()), on_full_changed=lambda: None)
+    letters = DeadLetters(KafkaSettings(), producer, Metrics(MetricsBuffer()), on_change=lambda: None)
     for offset in range(3):
         in_flight = committed_offset.deliver(FakeRecord("in", 0, offset, 0, None, b"x"))
         letters.add(DeadLetter(in_flight, Code.DATA_LOSS, "no message"))

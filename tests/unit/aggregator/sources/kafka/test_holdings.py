@@ -176,6 +176,46 @@ async def test_a_record_whose_answer_could_never_be_held_is_refused() -> None:
 
 
 @in_virtual_time
+async def test_requests_wait_for_no_room_that_a_written_dead_letter_left() -> None:
+    async with Held(MIB, dimensions=1000).started() as held:
+        held.send(*["a"] * 64, count=4)  # two of them fit
+        taking = Taking(held)
+        task = asyncio.create_task(taking.run())
+        await asyncio.sleep(1)
+        failed, taking.taken = taking.taken, []
+        assert len(failed) == 2
+        held.kafka.flights_held = True
+        for request in failed:
+            request.fail(Failure(Code.INTERNAL, "it broke", attempts=4))
+        replying = asyncio.create_task(held.answer(failed))
+        for _ in range(2):  # their replies, and then their dead letters
+            await asyncio.sleep(1)
+            held.kafka.acknowledge(*held.kafka.under_way)
+        await replying
+        await asyncio.sleep(10)
+        assert [record_of(request).offset for request in taking.taken] == [2, 3]
+        task.cancel()
+
+
+@in_virtual_time
+async def test_requests_wait_for_no_room_that_an_answered_refusal_left() -> None:
+    async with Held(MIB, dimensions=1000).started() as held:
+        held.kafka.flights_held = True
+        empty = pb.EmbedRequest(tenant="x" * 4000).SerializeToString()
+        for _ in range(30):
+            held.kafka.append(OutgoingRecord("in", 0, b"k", empty, []))
+        held.send(*["a"] * 64, count=2)
+        taking = Taking(held)
+        task = asyncio.create_task(taking.run())
+        await asyncio.sleep(1)
+        count = len(taking.taken)
+        held.kafka.acknowledge(*held.kafka.under_way)
+        await asyncio.sleep(10)
+        assert (count, len(taking.taken)) == (1, 2)
+        task.cancel()
+
+
+@in_virtual_time
 async def test_what_waits_for_room_is_left_to_the_next_reader_at_the_end() -> None:
     async with Held(MIB, dimensions=1000).started() as held:
         held.send(*["a"] * 64, count=9)
