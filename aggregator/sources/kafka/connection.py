@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,15 @@ def client_options(settings: KafkaSettings) -> dict[str, Any]:
     return options
 
 
+@contextlib.contextmanager
+def at_work() -> Generator[None]:
+    """Raise KafkaError for StartError: once a process works, a file may be caught in its rotation, which passes."""
+    try:
+        yield
+    except StartError as error:
+        raise kafka_errors.KafkaConnectionError(str(error)) from error
+
+
 def _keep_secrets_out_of_logs() -> None:
     """At debug level aiokafka logs what it sends: passwords and tokens in SASL's exchange, and queries."""
     client = logging.getLogger("aiokafka")
@@ -132,7 +141,8 @@ async def topic_partitions(settings: KafkaSettings) -> dict[str, int]:
 
 @contextlib.asynccontextmanager
 async def _client(settings: KafkaSettings) -> AsyncGenerator[AIOKafkaAdminClient, None]:
-    admin = AIOKafkaAdminClient(**client_options(settings), request_timeout_ms=_ASK_MS)
+    with at_work():
+        admin = AIOKafkaAdminClient(**client_options(settings), request_timeout_ms=_ASK_MS)
     try:
         await admin.start()
         yield admin

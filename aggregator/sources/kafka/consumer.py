@@ -25,7 +25,7 @@ from aggregator.sources.kafka.aiokafka_internals import (
     space_metadata_updates,
     stray_cancellation_as_error,
 )
-from aggregator.sources.kafka.connection import client_options, committed_offsets
+from aggregator.sources.kafka.connection import at_work, client_options, committed_offsets
 from aggregator.sources.kafka.faults import ReadByHand, wait_for_people
 from aggregator.sources.kafka.holdings import Holdings
 from aggregator.sources.kafka.member import REJOIN_MARGIN_S, LookUp, Member
@@ -90,35 +90,46 @@ class KafkaConsumer:
         self._ended.set()
 
     async def run(self) -> None:
-        """Keep a member in the group until `close` has finished or this is cancelled; survives outages."""
+        """Keep a member in the group until `close` has finished or this is cancelled; survives outages.
+
+        Raises StartError for security files that cannot be read at first.
+        """
         self._ended.clear()
+        first = True
         try:
             while not self._closing.is_set():
-                client = self.client(self.settings)
-                member = Member(
-                    self.settings,
-                    self.metrics,
-                    self.on_fenced,
-                    on_change=self._changed.set,
-                    client=client,
-                    look_up=self.look_up,
-                    read_by_hand=self.read_by_hand,
-                )
-                self._member = member
                 try:
-                    with stray_cancellation_as_error():
-                        await member.run()
+                    with contextlib.nullcontext() if first else at_work():
+                        client = self.client(self.settings)
+                    first = False
+                    await self._take_part(client)
                 except (kafka_errors.KafkaError, OSError) as error:
                     _LOG.warning("lost the consumer group", extra={"error": repr(error)})
-                finally:
-                    self._member = None
-                    member.fence()
-                    await self._stop(client)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_RECONNECT_S):
                         await self._closing.wait()
         finally:
             self._ended.set()
+
+    async def _take_part(self, client: Any) -> None:
+        """Read by one member of the group. Raises KafkaError or OSError once it is none any more."""
+        member = Member(
+            self.settings,
+            self.metrics,
+            self.on_fenced,
+            on_change=self._changed.set,
+            client=client,
+            look_up=self.look_up,
+            read_by_hand=self.read_by_hand,
+        )
+        self._member = member
+        try:
+            with stray_cancellation_as_error():
+                await member.run()
+        finally:
+            self._member = None
+            member.fence()
+            await self._stop(client)
 
     async def _stop(self, client: Any) -> None:
         """Leave the group within the time-out; disconnect in any case."""

@@ -22,7 +22,7 @@ from aiokafka import errors as kafka_errors
 from aggregator.observability.tracing import Tracing
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.aiokafka_internals import InvalidRecordError, abandon_producer, space_metadata_updates
-from aggregator.sources.kafka.connection import client_options, topic_partitions
+from aggregator.sources.kafka.connection import at_work, client_options, topic_partitions
 from aggregator.sources.kafka.outgoing import BATCH_BYTES, Delivered, DeliveryResult, OutgoingRecord, size_bytes, spread
 
 _LOG = logging.getLogger(__name__)
@@ -271,15 +271,21 @@ class Writer:
         self._topics: tuple[float, dict[str, int] | None] = (0.0, None)
 
     async def connect(self, instead_of: Any = None) -> None:
-        """Connect a fresh client, unless that was done already; waits for a broker without limit."""
+        """Connect a fresh client, unless that was done already; waits for a broker without limit.
+
+        Raises StartError for security files that cannot be read, unless it replaces a client.
+        """
         async with self._connecting:
             while self._client is instead_of and not self._closed:
-                client = self._new_client(self._settings)
+                client: Any = None
                 try:
+                    with contextlib.nullcontext() if instead_of is None else at_work():
+                        client = self._new_client(self._settings)
                     await client.start()
                 except (kafka_errors.KafkaError, OSError) as error:
                     _LOG.warning("could not connect the producer", extra={"error": repr(error)})
-                    await client.stop()
+                    if client is not None:
+                        await client.stop()
                     await asyncio.sleep(RETRY_S)
                     continue
                 if instead_of is not None:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka.errors import KafkaError
 from pydantic import SecretStr
 
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.connection import client_options
+from aggregator.sources.kafka.connection import client_options, committed_offsets, topic_partitions
 from k8s.pod.errors import StartError
 
 SASL = "SASL_PLAINTEXT"
@@ -67,3 +68,14 @@ def test_a_bearer_token_needs_its_file(tmp_path: Path) -> None:
         options(security_protocol="SASL_SSL", sasl={"mechanism": "OAUTHBEARER"})
     with pytest.raises(StartError, match=r"kafka\.sasl\.token_file: .* cannot be read"):
         options(security_protocol="SASL_SSL", sasl={"mechanism": "OAUTHBEARER", "token_file": tmp_path / "none"})
+
+
+async def test_a_file_caught_in_rotation_is_an_outage_to_who_asks_at_work(tmp_path: Path) -> None:
+    empty = tmp_path / "password"
+    empty.write_text("")
+    sasl = {"mechanism": "PLAIN", "username": "app", "password_file": empty}
+    settings = KafkaSettings.model_validate({"security_protocol": SASL, "sasl": sasl})
+    with pytest.raises(KafkaError, match="a password"):
+        await topic_partitions(settings)
+    with pytest.raises(KafkaError, match="a password"):
+        await committed_offsets(settings, [])

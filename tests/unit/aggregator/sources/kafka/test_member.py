@@ -16,6 +16,7 @@ from aggregator.observability.metrics import Metrics
 from aggregator.sources.kafka.answered import Answer
 from aggregator.sources.kafka.consumer import KafkaConsumer
 from aggregator.sources.kafka.offsets import InFlightRecord
+from k8s.pod.errors import StartError
 from k8s.pod.metrics_buffer import MetricsBuffer
 from tests.support.fake_kafka import FakeKafka, FakeMember
 from tests.support.kafka_clusters import complete
@@ -219,6 +220,37 @@ async def test_an_offset_behind_the_log_s_end_restarts_it_and_gives_up_records()
     await asyncio.sleep(3.0)
     assert kafka.committed == {TP: 1}
     assert reader.counts.records_lost.total == 0
+    await reader.close()
+
+
+@in_virtual_time
+async def test_a_credential_file_caught_in_rotation_is_read_again(caplog: pytest.LogCaptureFixture) -> None:
+    made: list[FakeMember] = []
+    unreadable = [True]
+
+    def member(*arguments: Any) -> FakeMember:
+        if unreadable:
+            unreadable.pop()
+            raise StartError("kafka: one is no PEM file")
+        made.append(FakeMember(*arguments))
+        return made[-1]
+
+    kafka = a_log(2)
+    reader = Reader(kafka, member)
+    with pytest.raises(StartError, match="no PEM file"):
+        await reader.running
+    reader.running = asyncio.create_task(reader.consumer.run())
+    await asyncio.sleep(3.0)
+    made[0].failure = kafka_errors.KafkaError("it broke")
+    unreadable += [True] * 3
+    await asyncio.sleep(60.0)
+    assert not unreadable
+    assert len(made) == 2
+    said = [each.error for each in caplog.records if each.message == "lost the consumer group"]  # type: ignore[attr-defined]
+    assert sum("no PEM file" in error for error in said) == 3
+    complete(reader.taken[-2:])
+    await asyncio.sleep(3.0)
+    assert kafka.committed == {TP: 2}
     await reader.close()
 
 

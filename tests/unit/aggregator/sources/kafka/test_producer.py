@@ -16,6 +16,7 @@ from aggregator.sources.kafka import producer as kafka_producer
 from aggregator.sources.kafka.aiokafka_internals import InvalidRecordError
 from aggregator.sources.kafka.outgoing import BATCH_BYTES, DeliveryResult, OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer, new_client
+from k8s.pod.errors import StartError
 from tests.support.virtual_time import in_virtual_time, run
 
 _WRITE_S = 1.0
@@ -207,6 +208,32 @@ async def test_a_client_that_no_longer_writes_is_replaced_and_disconnected(broke
     assert [client.stopped for client in broker.clients] == [True] * (len(broker.clients) - 1) + [False]
     await producer.close(1.0)
     assert all(client.stopped for client in broker.clients)
+
+
+@in_virtual_time
+async def test_a_credential_file_caught_in_rotation_is_read_again(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    unreadable = [True]
+
+    def client(_: KafkaSettings) -> Client:
+        if unreadable:
+            unreadable.pop()
+            raise StartError("kafka: SCRAM-SHA-512 needs kafka.sasl.username and a password")
+        return Client(broker)
+
+    producer = KafkaProducer(KafkaSettings(), client)
+    with pytest.raises(StartError, match="needs"):
+        await producer.start()
+    await producer.start()
+    broker.failures = [kafka_errors.KafkaError("Unexpected error during batch delivery")]
+    unreadable += [True] * 3
+    assert await send(producer, record("a")) == [None]
+    assert not unreadable
+    said = [each.error for each in caplog.records if each.message == "could not connect the producer"]  # type: ignore[attr-defined]
+    assert len(said) == 3
+    assert all("needs kafka.sasl.username and a password" in error for error in said)
+    await producer.close(1.0)
 
 
 @in_virtual_time
