@@ -134,6 +134,11 @@ async def abandon_producer(producer: Any) -> None:
             await producer._sender.close()
 
 
+def forget_topic(producer: Any, topic: str) -> None:
+    """Leave a topic out of what a producer asks brokers for: it would keep each name that it was ever asked for."""
+    producer.client._topics.discard(topic)
+
+
 class _Uuid(AbstractType[bytes]):  # type: ignore[misc]  # aiokafka has no types
     @classmethod
     def encode(cls, value: bytes) -> bytes:

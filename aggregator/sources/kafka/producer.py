@@ -21,7 +21,12 @@ from aiokafka import errors as kafka_errors
 
 from aggregator.observability.tracing import Tracing
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.aiokafka_internals import InvalidRecordError, abandon_producer, space_metadata_updates
+from aggregator.sources.kafka.aiokafka_internals import (
+    InvalidRecordError,
+    abandon_producer,
+    forget_topic,
+    space_metadata_updates,
+)
 from aggregator.sources.kafka.connection import at_work, client_options, topic_partitions
 from aggregator.sources.kafka.outgoing import BATCH_BYTES, Delivered, DeliveryResult, OutgoingRecord, size_bytes, spread
 
@@ -50,6 +55,7 @@ _STUCK_S = 2.5 * _REQUEST_TIMEOUT_S  # longer than aiokafka's own time-outs: one
 _CLOCK_AGAIN_S = 30.0  # a clock that brokers refused is tried again after it
 _CLOCK_TROUBLE = "Kafka's brokers refuse the time of what is written: is this machine's clock right, and theirs?"
 _LOOKUP_S = 5.0  # and as long a refused topic is not asked for again
+_MOST_REFUSED = 1024  # topics that senders named, of which that is remembered
 _ENDED = (kafka_errors.KafkaError, kafka_errors.ProducerClosed, TimeoutError)
 """The errors that writes raise, as exactly these types, once a task of the client has ended or hangs."""
 
@@ -271,10 +277,7 @@ class Writer:
         self._topics: tuple[float, dict[str, int] | None] = (0.0, None)
 
     async def connect(self, instead_of: Any = None) -> None:
-        """Connect a fresh client, unless that was done already; waits for a broker without limit.
-
-        Raises StartError for security files that cannot be read, unless it replaces a client.
-        """
+        """Connect a fresh client, unless that was done already; waits for a broker. The first one raises StartError."""
         async with self._connecting:
             while self._client is instead_of and not self._closed:
                 client: Any = None
@@ -348,6 +351,7 @@ class Writer:
             try:
                 async with asyncio.timeout(_LOOKUP_S):
                     known: set[int] = await client.partitions_for(topic)
+                    self._refused.pop(topic, None)
                     return known
             except kafka_errors.TopicAuthorizationFailedError as error:
                 refusal = error
@@ -358,7 +362,15 @@ class Writer:
             until_s = _now_s() + _LOOKUP_S
             if refusal is not None:
                 self._refused[topic] = until_s, refusal
+                self._forget_oldest()
         return refusal
+
+    def _forget_oldest(self) -> None:
+        if len(self._refused) > _MOST_REFUSED:
+            oldest = next(iter(self._refused))
+            del self._refused[oldest]
+            if not self.known_partitions(oldest):
+                forget_topic(self._client, oldest)
 
     async def missing(self, tp: TopicPartition) -> Exception | None:
         """The error of a missing partition, confirmed by a broker: aiokafka also raises it if no broker answers."""

@@ -13,7 +13,7 @@ from aiokafka import errors as kafka_errors
 
 from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka import producer as kafka_producer
-from aggregator.sources.kafka.aiokafka_internals import InvalidRecordError
+from aggregator.sources.kafka.aiokafka_internals import InvalidRecordError, forget_topic
 from aggregator.sources.kafka.outgoing import BATCH_BYTES, DeliveryResult, OutgoingRecord
 from aggregator.sources.kafka.producer import KafkaProducer, new_client
 from k8s.pod.errors import StartError
@@ -51,8 +51,9 @@ class Client:
         self.broker = broker
         self.stopped = False
         self.client = SimpleNamespace(
-            cluster=SimpleNamespace(partitions_for_topic=lambda _: {0, 1, 2}),
+            cluster=SimpleNamespace(partitions_for_topic=broker.known.get),
             force_metadata_update=self.start,
+            _topics=set[str](),
         )
         broker.clients.append(self)
 
@@ -63,6 +64,13 @@ class Client:
 
     async def stop(self) -> None:
         self.stopped = True
+
+    async def partitions_for(self, topic: str) -> set[int]:
+        self.client._topics.add(topic)  # noqa: SLF001
+        await asyncio.sleep(0.1)
+        if topic not in self.broker.known:
+            raise kafka_errors.UnknownTopicOrPartitionError
+        return self.broker.known[topic]
 
     def create_batch(self) -> Batch:
         return Batch()
@@ -100,6 +108,7 @@ class Broker:
         self.hangs = False
         self.refuses: Callable[[Batch], Exception | None] = lambda _: None
         self.partitions: dict[str, int] | Exception = {"replies": 3}
+        self.known = {"replies": {0, 1, 2}}
 
     async def topics(self, settings: KafkaSettings) -> dict[str, int]:
         del settings
@@ -246,6 +255,39 @@ async def test_a_missing_partition_is_final_only_once_a_broker_has_said_so(broke
     broker.failures = [kafka_errors.UnknownTopicOrPartitionError()] * 20
     (result,) = await send(producer, record("b", partition=2))
     assert isinstance(result, kafka_errors.UnknownTopicOrPartitionError)
+
+
+@in_virtual_time
+async def test_topics_that_senders_name_and_nobody_made_are_forgotten_in_the_end(broker: Broker) -> None:
+    producer = await connected(broker)
+    (client,) = broker.clients
+
+    async def reply_to(topic: str) -> DeliveryResult:
+        (result,) = await send(producer, OutgoingRecord(topic, None, b"k", b"x", ()))
+        return result
+
+    assert isinstance(await reply_to("late"), kafka_errors.UnknownTopicOrPartitionError)
+    broker.known["late"] = broker.known["replies"]
+    for number in range(3000):
+        assert isinstance(await reply_to(f"none-{number}"), kafka_errors.UnknownTopicOrPartitionError)
+    asked: set[str] = client.client._topics  # noqa: SLF001
+    assert len(asked) < 1100
+    assert {"late", "none-2999"} < asked
+    assert "none-0" not in asked
+    assert len(producer._writer._refused) < 1100  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    assert await reply_to("late") is None
+
+
+def test_the_name_of_a_topic_that_was_asked_for_can_be_forgotten() -> None:
+    async def forgotten() -> bool:
+        producer = new_client(KafkaSettings())
+        producer.client.add_topic("none")
+        assert "none" in producer.client._topics  # noqa: SLF001
+        forget_topic(producer, "none")
+        await producer.stop()
+        return "none" not in producer.client._topics  # noqa: SLF001
+
+    assert run(forgotten())
 
 
 @in_virtual_time
