@@ -25,6 +25,9 @@ from aggregator.tokenizers.tokenizer import Tokenizer
 CALLS_WAIT_S = 60.0
 """How long calls wait for a server since the last one left, or since the start; later calls are refused at once."""
 
+CALLS_AGAIN_S = 1.0
+"""The time between two searches for calls to refuse: some come late, as their tokens were counted or a batch failed."""
+
 OTHER_TASK_S = 5.0
 """Grace period: requests for a task wait this long after the first server of another task of their model."""
 
@@ -92,6 +95,7 @@ class ServedTask:
     `superseded`: revisions whose servers have left while another revision has servers. `unavailable_since_s`: when its
     last server left, or the pipeline started without one (monotonic); None while it has a server. `left_s`: when the
     last server of each revision left that is superseded. `replays_due_s`: when the first replay has waited long enough.
+    `calls_refused_s`: when its calls were refused last.
     """
 
     model: Model
@@ -103,6 +107,7 @@ class ServedTask:
     unavailable_since_s: float | None = None
     served_since_s: float = inf
     replays_due_s: float = inf
+    calls_refused_s: float = -inf
 
     @property
     def name(self) -> str:
@@ -139,9 +144,24 @@ class ServedTask:
         return -inf if self.unavailable_since_s is None else self.unavailable_since_s + CALLS_WAIT_S
 
     @property
-    def holds_calls(self) -> bool:
-        """Whether calls, by gRPC or HTTP, wait here or are computed."""
-        return self.model.admission.holds_calls or self.pending.calls > 0
+    def may_hold_calls(self) -> bool:
+        """Whether calls, by gRPC or HTTP, may wait here; those that are computed do not."""
+        if self.pending.calls > 0:
+            return True
+        return self.model.admission.holds_calls and any(each.dispatcher.waits for each in self.revisions.values())
+
+    def refuse_calls(self, now_s: float) -> tuple[list[Request], float]:
+        """Remove and return the calls that waited too long for a server; and the time for the next look.
+
+        All that waits is looked at: not in every turn, as the model's calls may be another task's.
+        """
+        due_s = max(self.calls_wait_until_s, self.calls_refused_s + CALLS_AGAIN_S)
+        if self.calls_wait_until_s <= now_s and not self.may_hold_calls:
+            return [], inf
+        if now_s < due_s:
+            return [], due_s
+        self.calls_refused_s = now_s
+        return self.take_out(lambda request: request.source.refusable), now_s + CALLS_AGAIN_S
 
     def choose(self, revision: str, request_id: str, before: str = "", now_s: float = inf) -> ModelRevision | None:
         """The revision to serve a request: the one it pins, or the canary's, or the one with most servers.

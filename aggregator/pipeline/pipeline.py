@@ -225,14 +225,13 @@ class Pipeline:
             self._completion.forget(served, lambda request: not request.source.refusable)
             self._fail(served.take_out(lambda _: True), _UNAVAILABLE)
             return inf
-        calls_end_s = served.calls_wait_until_s
-        if calls_end_s <= now_s and served.holds_calls:
-            self._fail(served.take_out(lambda request: request.source.refusable), _UNAVAILABLE)
+        refused, calls_due_s = served.refuse_calls(now_s)
+        self._fail(refused, _UNAVAILABLE)
         give_up_s = inf if self._max_unavailable_s is None else served.unavailable_since_s + self._max_unavailable_s
         if give_up_s <= now_s:
             self._fail(served.take_out(lambda _: True), _UNAVAILABLE)
             return inf
-        return min(served.pending.next_deadline_s, give_up_s, calls_end_s if calls_end_s > now_s else inf)
+        return min(served.pending.next_deadline_s, give_up_s, calls_due_s)
 
     # 4. Run: one message to one model server, one back.
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import pytest
+from typing_extensions import override
+
 from aggregator.admission.models import REPLAYS_WAIT_S
+from aggregator.admission.pending import Pending
 from aggregator.errors import Code, ModelServerLost
 from aggregator.request.request import Request
 from aggregator.request.vector import Vector
@@ -72,6 +76,53 @@ async def test_calls_wait_a_minute_after_the_last_server_and_records_wait_on() -
         assert [request.code for request in faked.kafka.replied] == [Code.OK]
         for call in calls:
             call.cancel()
+
+
+class Searched(Pending):
+    """Counts how often it is searched."""
+
+    searches = 0
+
+    @override
+    def __iter__(self) -> Iterator[Request]:
+        self.searches += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("served_before", [True, False])
+@in_virtual_time
+async def test_records_without_a_server_are_not_searched_for_another_tasks_calls(*, served_before: bool) -> None:
+    engine = new_engine()
+    async with FakedPipeline(*[engine] * served_before).started() as faked:
+        if served_before:
+            faked.members.leave(engine)
+        faked.embeds.pending = pending = Searched()
+        faked.model.admission.charge(10, refusable=True)
+        await asyncio.sleep(61)
+        for _ in range(100):
+            faked.produce(faked.request("1", source=KAFKA))
+            await asyncio.sleep(0.01)
+        assert pending.searches <= 2
+        assert not faked.kafka.replied
+
+
+@in_virtual_time
+async def test_calls_that_come_to_be_queued_late_are_refused_within_a_second() -> None:
+    engine = new_engine()
+    async with FakedPipeline(engine).started() as faked:
+        faked.embeds.revisions["r1"].counting = SlowCounting(5.0)
+        faked.members.leave(engine)
+        await asyncio.sleep(50)
+        calls: list[asyncio.Task[Request]] = []
+        for _ in range(3):
+            await asyncio.sleep(3.2)
+            calls.append(asyncio.create_task(faked.embed("1")))
+        await asyncio.sleep(0.3)
+        calls.append(asyncio.create_task(faked.embed("1")))  # at 59.9 s
+        await asyncio.sleep(0.2)
+        assert [call.done() for call in calls] == [True, False, False, False]
+        await asyncio.sleep(5.6)
+        assert [call.result().code for call in calls] == [Code.UNAVAILABLE] * 4
 
 
 @in_virtual_time
