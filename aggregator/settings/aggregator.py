@@ -130,7 +130,7 @@ class ClientSettings(Group):
     """How the clients name themselves, fetch, commit and stay in the group."""
 
     client_id: str = "tokenbatch"
-    session_timeout_s: PositiveFloat = 30.0
+    session_timeout_s: float = Field(default=30.0, ge=1.0, le=1800.0)
     max_poll_records: ClassVar[int] = 1000
     """Some 10 ms of decoding on the event loop; a larger poll would delay calls by more."""
     commit_interval_s: ClassVar[float] = 0.2
@@ -171,7 +171,8 @@ class KafkaSettings(BrokerSettings):
     )
     client: ClientSettings = Field(
         default=ClientSettings(),
-        description="client_id and session_timeout_s: as in Kafka's consumer",
+        description="client_id and session_timeout_s: as in Kafka's consumer; brokers take 6 to 1800 s unless their"
+        " group.min.session.timeout.ms or group.max.session.timeout.ms says otherwise",
     )
 
     @property

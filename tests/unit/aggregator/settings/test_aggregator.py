@@ -54,6 +54,18 @@ def test_the_address_of_a_model_server_has_a_port(wrong: str) -> None:
     assert servers.startswith(f"models.0.servers: {wrong!r} is not host:port")
 
 
+@pytest.mark.parametrize("wrong", [0, 0.0005, -1, 1800.5, 1e9, "Infinity"])
+def test_a_session_lasts_as_long_as_a_broker_may_take(wrong: float | str) -> None:
+    said = complaint(**{f"{ENV_PREFIX}KAFKA__CLIENT": f'{{"session_timeout_s": {wrong}}}'})
+    assert said.startswith("kafka.client.session_timeout_s: ")
+
+
+@pytest.mark.parametrize("right", [1, 6, 45.5, 1800])
+def test_a_session_timeout_in_a_brokers_range_is_taken(right: float) -> None:
+    with patch.dict(os.environ, {f"{ENV_PREFIX}KAFKA__CLIENT": f'{{"session_timeout_s": {right}}}'}):
+        assert load(AllSettings, ENV_PREFIX).kafka.client.session_timeout_s == right
+
+
 @pytest.mark.parametrize("right", ["3", "k8s://service.namespace:50051", "dns://some.name:50051"])
 def test_what_can_be_counted_is_taken(right: str) -> None:
     with patch.dict(os.environ, {AGGREGATORS: right}):
