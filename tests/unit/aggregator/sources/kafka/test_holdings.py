@@ -190,7 +190,8 @@ async def test_requests_wait_for_no_room_that_a_written_dead_letter_left() -> No
         replying = asyncio.create_task(held.answer(failed))
         for _ in range(2):  # their replies, and then their dead letters
             await asyncio.sleep(1)
-            held.kafka.acknowledge(*held.kafka.under_way)
+            (flight,) = held.kafka.under_way
+            held.kafka.acknowledge(flight)
         await replying
         await asyncio.sleep(10)
         assert [record_of(request).offset for request in taking.taken] == [2, 3]
@@ -209,7 +210,8 @@ async def test_requests_wait_for_no_room_that_an_answered_refusal_left() -> None
         task = asyncio.create_task(taking.run())
         await asyncio.sleep(1)
         count = len(taking.taken)
-        held.kafka.acknowledge(*held.kafka.under_way)
+        (flight,) = held.kafka.under_way
+        held.kafka.acknowledge(flight)
         await asyncio.sleep(10)
         assert (count, len(taking.taken)) == (1, 2)
         task.cancel()

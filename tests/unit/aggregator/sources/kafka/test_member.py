@@ -246,7 +246,7 @@ async def test_a_credential_file_caught_in_rotation_is_read_again(caplog: pytest
     await asyncio.sleep(60.0)
     assert not unreadable
     assert len(made) == 2
-    said = [each.error for each in caplog.records if each.message == "lost the consumer group"]  # type: ignore[attr-defined]
+    said: list[str] = [vars(each)["error"] for each in caplog.records if each.message == "lost the consumer group"]
     assert sum("no PEM file" in error for error in said) == 3
     complete(reader.taken[-2:])
     await asyncio.sleep(3.0)

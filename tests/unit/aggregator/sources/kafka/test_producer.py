@@ -239,7 +239,9 @@ async def test_a_credential_file_caught_in_rotation_is_read_again(
     unreadable += [True] * 3
     assert await send(producer, record("a")) == [None]
     assert not unreadable
-    said = [each.error for each in caplog.records if each.message == "could not connect the producer"]  # type: ignore[attr-defined]
+    said: list[str] = [
+        vars(each)["error"] for each in caplog.records if each.message == "could not connect the producer"
+    ]
     assert len(said) == 3
     assert all("needs kafka.sasl.username and a password" in error for error in said)
     await producer.close(1.0)
