@@ -91,7 +91,7 @@ class Searched(Pending):
 
 @pytest.mark.parametrize("served_before", [True, False])
 @in_virtual_time
-async def test_records_without_a_server_are_not_searched_for_another_tasks_calls(*, served_before: bool) -> None:
+async def test_records_without_a_server_are_not_searched_for_others_calls(*, served_before: bool) -> None:
     engine = new_engine()
     async with FakedPipeline(*[engine] * served_before).started() as faked:
         if served_before:

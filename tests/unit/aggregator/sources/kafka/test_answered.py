@@ -116,7 +116,7 @@ def test_too_many_spans_leave_out_those_of_the_lowest_offsets() -> None:
 
 
 @pytest.mark.parametrize("revisions", [(OLD, NEW), (OLD, OTHER, NEW)])
-def test_of_very_many_spans_only_those_that_may_be_carried_are_made(revisions: tuple[Answer, ...]) -> None:
+def test_only_the_spans_that_a_commit_may_carry_are_made(revisions: tuple[Answer, ...]) -> None:
     looked = 0
 
     def answers() -> Iterator[tuple[int, Answer]]:
@@ -131,7 +131,7 @@ def test_of_very_many_spans_only_those_that_may_be_carried_are_made(revisions: t
     assert len(Answered.of(metadata, 0).spans) > 100
 
 
-def test_words_of_a_commit_are_written_a_few_times_however_many_spans_there_are(
+def test_a_commit_is_put_in_words_a_few_times_whatever_it_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     written: list[int] = []

@@ -260,7 +260,7 @@ async def test_a_missing_partition_is_final_only_once_a_broker_has_said_so(broke
 
 
 @in_virtual_time
-async def test_topics_that_senders_name_and_nobody_made_are_forgotten_in_the_end(broker: Broker) -> None:
+async def test_topics_that_senders_name_and_nobody_made_are_forgotten(broker: Broker) -> None:
     producer = await connected(broker)
     (client,) = broker.clients
 

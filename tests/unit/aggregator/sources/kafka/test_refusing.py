@@ -72,7 +72,7 @@ async def test_no_large_record_waits_for_the_answer_to_a_refused_one() -> None:
 
 
 @in_virtual_time
-async def test_refused_records_whose_answers_wait_stop_their_topic_when_many_do() -> None:
+async def test_a_topic_stops_when_many_of_its_refused_records_wait() -> None:
     async with FakedSource(Intake(4 << 20)).started() as faked:
         value = pb.EmbedRequest(request_id="x" * 4000).SerializeToString()
         for _ in range(5000):
