@@ -61,7 +61,7 @@ def spans(answers: Iterable[tuple[int, Answer | None]]) -> list[Span]:
             break
         open_spans[model] = span = [offset, offset], answer
         found.append(span)
-    return [Span(*ends, answer) for ends, answer in found]
+    return [Span(first, last, answer) for (first, last), answer in found]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import for_code
 
 from aggregator.settings.aggregator import KafkaSettings
-from aggregator.sources.kafka.connection import client_options, group_offsets
+from aggregator.sources.kafka.connection import at_work, client_options, group_offsets
 
 _TIMEOUT_S = 10.0  # an HPA asks every 15 s
 _REQUEST_TIMEOUT_MS = 5_000  # another broker can be asked within the time-out
@@ -49,9 +50,13 @@ class KafkaLag:
         self._settings = settings
         self._consumer: Any = None
         self._admin: Any = None
+        self._has_read = False
 
     async def read(self, measured_s: float) -> LogEnds:
-        """The offsets now; none without Kafka. Raises KafkaError or TimeoutError; the next call connects again."""
+        """The offsets now; none without Kafka. Raises KafkaError or TimeoutError; the next call connects again.
+
+        Raises StartError where files of credentials are of no use, and no call has read yet.
+        """
         if not self._settings.enabled:
             return LogEnds({}, {}, {}, measured_s)
         try:
@@ -74,6 +79,7 @@ class KafkaLag:
         starts = await self._consumer.beginning_offsets(partitions)
         ends = await self._consumer.end_offsets(partitions)
         committed = await self._committed(partitions)
+        self._has_read = True
         return LogEnds(
             starts={(each.topic, each.partition): offset for each, offset in starts.items()},
             ends={(each.topic, each.partition): offset for each, offset in ends.items()},
@@ -99,7 +105,8 @@ class KafkaLag:
     async def _connect(self) -> None:
         if self._consumer is not None:
             return
-        options = client_options(self._settings)
+        with at_work() if self._has_read else nullcontext():
+            options = client_options(self._settings)
         consumer = AIOKafkaConsumer(
             **options,
             enable_auto_commit=False,

@@ -86,7 +86,7 @@ async def test_who_asks_for_the_whole_text_gets_its_reply_alone() -> None:
 
 
 @in_virtual_time
-async def test_a_delta_of_many_logarithms_is_written_on_a_thread_and_before_the_last() -> None:
+async def test_a_delta_of_many_logarithms_comes_before_the_last() -> None:
     async with FakedSource().started() as faked:
         request = await faked.ask(sampling=pb.Sampling(logprobs=20))
         row = pb.TokenLogprobs(alternatives=[pb.TokenLogprob()] * 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from typing_extensions import override
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
 from aggregator.wings.scaler.measuring import kafka_lag
 from aggregator.wings.scaler.measuring.kafka_lag import KafkaLag, LogEnds
+from k8s.pod.errors import StartError
 
 Offsets = list[tuple[str, list[tuple[int, int, str, int]]]]
 """By topic: partition, offset, metadata, error code."""
@@ -72,11 +74,15 @@ class Admin(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no types
         return SimpleNamespace(error_code=0, coordinator_id=1)
 
 
-async def read(monkeypatch: pytest.MonkeyPatch, offsets: Offsets, error_code: int = 0) -> LogEnds:
+def answer(monkeypatch: pytest.MonkeyPatch, offsets: Offsets, error_code: int = 0) -> None:
     monkeypatch.setattr(kafka_lag, "AIOKafkaConsumer", Consumer)
     monkeypatch.setattr(kafka_lag, "AIOKafkaAdminClient", Admin)
     monkeypatch.setattr(Admin, "offsets", offsets)
     monkeypatch.setattr(Admin, "error_code", error_code)
+
+
+async def read(monkeypatch: pytest.MonkeyPatch, offsets: Offsets, error_code: int = 0) -> LogEnds:
+    answer(monkeypatch, offsets, error_code)
     lag = KafkaLag(KafkaSettings(topics=(TopicSettings(name="t"),)))
     try:
         return await lag.read(0.0)
@@ -108,3 +114,20 @@ async def test_a_partition_that_is_refused_is_an_error(monkeypatch: pytest.Monke
 async def test_a_partition_of_which_nothing_is_said_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KafkaError, match="t/1"):
         await read(monkeypatch, [("t", [(0, 40, "", 0)])])
+
+
+async def test_a_password_caught_in_its_rotation_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answer(monkeypatch, [("t", [(0, 40, "", 0), (1, 50, "", 0)])])
+    secret = tmp_path / "password"
+    sasl = {"mechanism": "PLAIN", "username": "app", "password_file": secret}
+    settings = {"topics": [{"name": "t"}], "security_protocol": "SASL_PLAINTEXT", "sasl": sasl}
+    lag = KafkaLag(KafkaSettings.model_validate(settings))
+    secret.write_text("")
+    with pytest.raises(StartError, match="a password"):
+        await lag.read(0.0)
+    secret.write_text("secret")
+    await lag.read(0.0)
+    await lag.close()
+    secret.write_text("")
+    with pytest.raises(KafkaError, match="a password"):
+        await lag.read(0.0)
