@@ -5,13 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer as Reference
 from tokenizers.decoders import DecodeStream
+from typing_extensions import ParamSpec
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 TOKENIZER_FILE = "tokenizer.json"
 """The file that must be among a tokenizer's: the fast tokenizer's whole definition."""
@@ -41,6 +47,25 @@ class FastPath(ABC):
     @abstractmethod
     def tokenize(self, texts: Sequence[str]) -> Packed | None:
         """The ids of texts, special tokens included; None once they have differed."""
+
+
+_PANIC = "PanicException"
+"""The binding's error for a fault of its own. It is no Exception, and no module has its class."""
+
+
+def survives_panic(work: Callable[P, T]) -> Callable[P, T]:
+    """The same call of a tokenizer's binding, whose panic is a ValueError and ends no thread and no process."""
+
+    @wraps(work)
+    def survived(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return work(*args, **kwargs)
+        except BaseException as error:
+            if type(error).__name__ != _PANIC:
+                raise
+            raise ValueError("the tokenizer panicked") from None
+
+    return survived
 
 
 OpenFast = Callable[[Path, Reference], FastPath | None]
@@ -75,6 +100,7 @@ class Tokenizer:
     def uses_fast_path(self) -> bool:
         return self._fast is not None and self._fast.usable
 
+    @survives_panic
     def count(self, texts: Sequence[str]) -> TokenBatch:
         fast = self._fast
         if fast is None or not fast.usable:
@@ -94,10 +120,13 @@ class Tokenizer:
         """The token ids of a text without the special tokens around it; int32 little endian."""
         return token_ids.removeprefix(self._prefix).removesuffix(self._suffix)
 
+    @survives_panic
     def offsets(self, text: str, *, special: bool) -> list[tuple[int, int]]:
         """The characters of each token of a text: its first, and the one behind its last; (0, 0) of a `special` one."""
-        return list(self._reference.encode(text, add_special_tokens=special).offsets)
+        [encoded] = self._reference.encode_batch([text], add_special_tokens=special)  # `encode` keeps the GIL
+        return list(encoded.offsets)
 
+    @survives_panic
     def detokenizer(self, prompt_ids: bytes) -> Detokenizer:
         """The detokenizer of the text after these ids, int32 little endian."""
         return Detokenizer(self._reference, np.frombuffer(prompt_ids, _INT32).tolist())
@@ -130,6 +159,7 @@ class Detokenizer:
         self._reference = reference
         self._stream = DecodeStream(ids=prompt_ids, skip_special_tokens=True)
 
+    @survives_panic
     def step(self, token_id: int) -> str:
         """The characters that this token completes; none for a special token."""
         try:
@@ -153,7 +183,7 @@ def pack(rows: Sequence[Sequence[int]]) -> Packed:
 def _open_reference(file: Path) -> Reference:
     content = file.read_bytes()
     try:
-        reference = Reference.from_buffer(content)
+        reference = survives_panic(Reference.from_buffer)(content)
     except Exception as error:  # the binding raises bare Exception
         raise ValueError(f"{file} is not a tokenizer: {error}") from error
     reference.no_truncation()
@@ -163,8 +193,7 @@ def _open_reference(file: Path) -> Reference:
 
 def _special_ids(reference: Reference) -> tuple[bytes, bytes]:
     """The special tokens that the tokenizer adds before and after a text; int32 little endian."""
-    bare = reference.encode("a", add_special_tokens=False).ids
-    whole = reference.encode("a").ids
+    bare, whole = (reference.encode_batch_fast(["a"], add_special_tokens=special)[0].ids for special in (False, True))
     for start in range(len(whole) - len(bare) + 1):
         if whole[start : start + len(bare)] == bare:
             return np.array(whole[:start], _INT32).tobytes(), np.array(whole[start + len(bare) :], _INT32).tobytes()

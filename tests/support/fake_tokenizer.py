@@ -64,8 +64,11 @@ class FakeTokenizer(Tokenizer):
 class FakeReference:
     """Joins two texts as BERT does: FIRST, the first text, LAST, the second text, LAST."""
 
+    def encode_batch(self, pairs: Sequence[tuple[str, str]]) -> list[Any]:
+        return [self._encoded(*pair) for pair in pairs]
+
     @staticmethod
-    def encode(first: str, second: str) -> Any:
+    def _encoded(first: str, second: str) -> Any:
         ids = [FakeTokenizer.ids(text)[1:-1].tolist() for text in (first, second)]
         return SimpleNamespace(
             ids=[FIRST, *ids[0], LAST, *ids[1], LAST],

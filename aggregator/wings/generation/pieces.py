@@ -22,7 +22,7 @@ class Pieces:
         self._is_byte_level = b'"ByteLevel"' in decoder
         self._has_bytes = b'"ByteFallback"' in decoder
         self._added: dict[int, AddedToken] = reference.get_added_tokens_decoder()
-        self._anchor = self._reference.encode("a", add_special_tokens=False).ids
+        self._anchor = self._reference.encode_batch_fast(["a"], add_special_tokens=False)[0].ids
         self._anchored = self._reference.decode(self._anchor)
 
     def piece(self, token_id: int) -> tuple[str, bytes]:

@@ -43,7 +43,7 @@ def checked_frame(tokenizer: Tokenizer, *, token_types: bool) -> PairFrame:
     reference = tokenizer.reference
     frame = _frame(reference)
     for first, second in _ODD_PAIRS:
-        encoded = reference.encode(first, second)
+        [encoded] = reference.encode_batch([(first, second)])
         joined = frame.join(_bare(tokenizer, first), _bare(tokenizer, second))
         if joined != np.array(encoded.ids, "<i4").tobytes():
             raise ValueError(
@@ -64,7 +64,7 @@ def _bare(tokenizer: Tokenizer, text: str) -> bytes:
 
 
 def _frame(reference: Reference) -> PairFrame:
-    encoded = reference.encode("a", "b")
+    [encoded] = reference.encode_batch([("a", "b")])
     texts = encoded.sequence_ids  # None for a special token
     if _FIRST not in texts or _SECOND not in texts:
         raise ValueError("its tokenizer drops one text of a pair")

