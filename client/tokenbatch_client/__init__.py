@@ -2,6 +2,7 @@
 
 from tokenbatch_client.client import AsyncClient, Client
 from tokenbatch_client.errors import (
+    Closed,
     CredentialError,
     DeadlineExceeded,
     InputError,
@@ -16,6 +17,7 @@ from tokenbatch_client.results import Embedding, Embeddings, Ranked, Scored, Tex
 __all__ = [
     "AsyncClient",
     "Client",
+    "Closed",
     "CredentialError",
     "DeadlineExceeded",
     "Embedding",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Callable, Generic, Protocol, TypeVar, Union, overload
@@ -14,7 +15,7 @@ from typing_extensions import Concatenate, ParamSpec, Self
 
 from tokenbatch_client import requests, results
 from tokenbatch_client.connection import Connection, seconds
-from tokenbatch_client.errors import of_call
+from tokenbatch_client.errors import Closed, TokenbatchError, of_call
 from tokenbatch_client.protos.embedding.v1 import embedding_pb2 as pb
 from tokenbatch_client.protos.embedding.v1.embedding_pb2_grpc import EmbeddingsStub
 from tokenbatch_client.protos.generation.v1 import generation_pb2
@@ -94,6 +95,7 @@ class _Calls:
         self._metadata = self._connection.metadata
         self._timeout_s = timeout_s
         self._channel = self._connection.open(self._grpc)
+        self._closed = False
         self._embeddings: Any = EmbeddingsStub(self._channel)
         self._ranking: Any = RankingStub(self._channel)
         self._generation: Any = GenerationStub(self._channel)
@@ -178,6 +180,23 @@ class _Calls:
     def _seconds(self, timeout_s: float) -> float:
         return seconds(timeout_s or self._timeout_s)
 
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """An attempt. Raises Closed for what gRPC raises where the client is closed, before it or meanwhile."""
+        if self._closed:
+            raise Closed
+        try:
+            yield
+        except (grpc.RpcError, grpc.aio.UsageError, ValueError, asyncio.CancelledError) as error:
+            if self._closed and not isinstance(error, TokenbatchError) and not _is_cancelled(error):
+                raise Closed from error
+            raise
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether it is the caller's task that was cancelled, not gRPC's call; Python 3.11 and later can tell."""
+    return isinstance(error, asyncio.CancelledError) and bool(getattr(asyncio.current_task(), "cancelling", int)())
+
 
 class Client(_Calls):
     """The client for threads, which may share it."""
@@ -189,6 +208,8 @@ class Client(_Calls):
         self.close()
 
     def close(self) -> None:
+        """Closes the channel; calls that are under way raise Closed."""
+        self._closed = True
         self._channel.close()
 
     def _answer(self, call: Callable[[], Answer[_T]]) -> _T:
@@ -196,14 +217,16 @@ class Client(_Calls):
         attempts = self._connection.attempts(self._seconds(answer.timeout_s))
         while True:
             try:
-                return answer.read(answer.method(answer.request, timeout=attempts.left_s, metadata=self._metadata))
+                with self._at_work():
+                    return answer.read(answer.method(answer.request, timeout=attempts.left_s, metadata=self._metadata))
             except grpc.RpcError as error:  # noqa: PERF203 - an attempt each
                 time.sleep(attempts.delay_s(error))
 
     def _each(self, stream: Stream[_T]) -> Iterator[_T]:
         try:
-            for response in stream.open():
-                yield from stream.read(response)
+            with self._at_work():
+                for response in stream.open():
+                    yield from stream.read(response)
         except grpc.RpcError as error:
             raise of_call(error) from error
         stream.end()
@@ -221,6 +244,8 @@ class AsyncClient(_Calls):
         await self.close()
 
     async def close(self) -> None:
+        """Closes the channel; calls that are under way raise Closed."""
+        self._closed = True
         await self._channel.close()
 
     async def _answer(self, call: Callable[[], Answer[_T]]) -> _T:
@@ -228,16 +253,18 @@ class AsyncClient(_Calls):
         attempts = self._connection.attempts(self._seconds(answer.timeout_s))
         while True:
             try:
-                found = await answer.method(answer.request, timeout=attempts.left_s, metadata=self._metadata)
-                return answer.read(found)
+                with self._at_work():
+                    found = await answer.method(answer.request, timeout=attempts.left_s, metadata=self._metadata)
+                    return answer.read(found)
             except grpc.RpcError as error:  # noqa: PERF203 - an attempt each
                 await asyncio.sleep(attempts.delay_s(error))
 
     async def _each(self, stream: Stream[_T]) -> AsyncIterator[_T]:
         try:
-            async for response in stream.open():
-                for found in stream.read(response):
-                    yield found
+            with self._at_work():
+                async for response in stream.open():
+                    for found in stream.read(response):
+                        yield found
         except grpc.RpcError as error:
             raise of_call(error) from error
         stream.end()

@@ -40,8 +40,9 @@ class Connection:
     """How to reach a service. `target`: host:port, or dns:///NAME:PORT for all of its pods.
 
     `ca_file`: what signed the server's certificate, for TLS; `cert_file` and `key_file`: this client's own, for mTLS;
-    `tls`: TLS by the system's authorities. `token`: sent as `authorization: Bearer TOKEN`, without whitespace around
-    it, as a file has it. `retry`: False gives each call one attempt.
+    `tls`: TLS by the system's authorities, as any of these files alone means, too. `token`: sent as
+    `authorization: Bearer TOKEN`, without whitespace around it, as a file has it; empty or None: none. `retry`: False
+    gives each call one attempt.
     """
 
     target: str
@@ -49,22 +50,27 @@ class Connection:
     ca_file: str = ""
     cert_file: str = ""
     key_file: str = ""
-    token: str = ""
+    token: str | None = ""
     retry: bool = True
 
     @property
     def metadata(self) -> list[tuple[str, str]]:
         """What goes with every call. Raises CredentialError for a token that no header can hold."""
-        given: Any = self.token
-        token = given.strip()
+        given: Any = "" if self.token is None else self.token
+        token = given.strip() if isinstance(given, str) else given
         if not (isinstance(token, str) and token.isascii() and token.isprintable()):
             raise CredentialError("the token is no text of printable ASCII characters", "UNAUTHENTICATED")
         return [("authorization", f"Bearer {token}")] if token else []
 
     def open(self, kind: Any) -> Any:
-        """The channel; `kind`: grpc, or grpc.aio. Raises OSError for a file that cannot be read."""
+        """The channel; `kind`: grpc, or grpc.aio. Raises OSError for a file that cannot be read.
+
+        Raises InputError for a certificate without its key, or a key without its certificate.
+        """
         options = [*_OPTIONS.items(), ("grpc.enable_retries", int(self.retry))]
-        if not (self.tls or self.ca_file):
+        if bool(self.cert_file) != bool(self.key_file):
+            raise InputError("of cert_file and key_file one is missing: mTLS needs both", "INVALID_ARGUMENT")
+        if not (self.tls or self.ca_file or self.cert_file):
             return kind.insecure_channel(self.target, options=options)
         files = (Path(name).read_bytes() if name else None for name in (self.ca_file, self.key_file, self.cert_file))
         return kind.secure_channel(self.target, grpc.ssl_channel_credentials(*files), options=options)

@@ -65,6 +65,15 @@ class Unavailable(TokenbatchError):
     codes = ("UNAVAILABLE", "CANCELLED")
 
 
+class Closed(TokenbatchError):
+    """The client was closed, before the call or during it."""
+
+    remedy = "Open another client, and close it when its calls are over."
+
+    def __init__(self) -> None:
+        super().__init__("the client is closed", "CANCELLED")
+
+
 class DeadlineExceeded(TokenbatchError):
     """It was not done in time."""
 

@@ -11,7 +11,7 @@ from itertools import cycle
 from typing import Any, NamedTuple, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError, UnknownTopicOrPartitionError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, ProducerClosed, UnknownTopicOrPartitionError
 from google.protobuf import json_format
 from google.protobuf.message import Message
 from typing_extensions import Self
@@ -26,6 +26,10 @@ _CORRELATION = "kafka_correlationId"
 _BATCH_BYTES = 256 * 1024
 _METADATA_TIMEOUT_S = 10.0
 _POLL_S = 0.1
+_FLUSH_S = 60.0
+"""What was sent and not flushed has so long at the end to be written, as by submit's time-out."""
+_STOP_S = 3.0
+"""What is not written by then is given up: an idempotent producer tries for ever, and its stop waits for it."""
 _M = TypeVar("_M", bound=Message)
 
 
@@ -70,6 +74,9 @@ class KafkaClient:
 
     `dead_letters`: the topic of records that failed; None: REQUESTS-dlt; empty: not read. Other arguments are
     aiokafka's, such as `security_protocol`. Raises KafkaError where a broker fails.
+
+    The end of `async with` writes what was sent and not flushed, for a minute at most, and raises DeadlineExceeded if
+    that is not enough. After an error it waits three seconds.
     """
 
     def __init__(
@@ -93,7 +100,7 @@ class KafkaClient:
             self._producer: Any = AIOKafkaProducer(
                 enable_idempotence=True, max_batch_size=_BATCH_BYTES, **self._connection
             )
-            opening.push_async_callback(self._producer.stop)
+            opening.push_async_callback(self._stop)
             await self._producer.start()
             self._consumer: Any = AIOKafkaConsumer(fetch_max_wait_ms=int(_POLL_S * 1000), **self._connection)
             opening.push_async_callback(self._consumer.stop)
@@ -111,8 +118,12 @@ class KafkaClient:
             self._open = opening.pop_all()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._open.aclose()
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                await _by(time.monotonic() + _FLUSH_S, self.flush())
+        finally:
+            await self._open.aclose()
 
     async def submit(
         self, texts: Sequence[requests.Input], *, key: str = "", timeout_s: float = 60.0, **options: Any
@@ -127,8 +138,12 @@ class KafkaClient:
         waiting = {str(uuid.uuid4()): index for index in range(len(given))}
         made = (requests.embed([given[index]], options, request_id, index) for request_id, index in waiting.items())
         records = [(each.request_id, each.SerializeToString(), [PROTOBUF]) for each in made]
-        await _by(deadline_s, self.send(records, key=key))
-        await _by(deadline_s, self.flush())
+        try:
+            await _by(deadline_s, self.send(records, key=key))
+            await _by(deadline_s, self.flush())
+        except DeadlineExceeded:
+            self._give_up()
+            raise
         while waiting:
             if time.monotonic() >= deadline_s:
                 raise DeadlineExceeded(f"{len(waiting)} of {len(given)} replies are missing", "DEADLINE_EXCEEDED")
@@ -171,6 +186,22 @@ class KafkaClient:
                 headers = dict(record.headers)
                 found.append(Reply(headers.get(_CORRELATION, b"").decode(errors="replace"), record, headers))
         return found
+
+    async def _stop(self) -> None:
+        """Stop the producer, with what it has not written if a broker does not answer."""
+        try:
+            await asyncio.wait_for(self._producer.stop(), _STOP_S)
+        except asyncio.TimeoutError:
+            await self._producer.client.close()  # ends what the sender has under way
+            await self._producer._sender.close()  # noqa: SLF001 - stop waits without end before it does this
+            self._give_up()
+            self._producer._message_accumulator.fail_all(ProducerClosed())  # noqa: SLF001 - or its tasks wait on
+
+    def _give_up(self) -> None:
+        """Nobody asks any more what became of what was sent."""
+        for write in self._writes:
+            write.cancel()
+        self._writes = []
 
     async def _write(self, batch: Any, partition: int | None) -> None:
         number = next(self._partitions) if partition is None else partition

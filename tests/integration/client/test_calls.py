@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -11,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.message import Message
-from tokenbatch_client import AsyncClient, Client, InputError, TokenbatchError
+from tokenbatch_client import AsyncClient, Client, Closed, InputError, TokenbatchError
 from tokenbatch_client.protos.embedding.v1 import embedding_pb2 as pb
 from tokenbatch_client.protos.generation.v1 import generation_pb2
 from tokenbatch_client.protos.ranking.v1 import ranking_pb2
@@ -30,18 +31,28 @@ def _bytes(answer: Message) -> bytes:
 
 
 class Service:
-    """It is too busy for every first call of a text that says so."""
+    """It is too busy for every first call of a text that says so, and answers none of a text that says `silent`."""
 
     def __init__(self) -> None:
         self.calls = count()
+        self.asked, self.over = threading.Event(), threading.Event()
 
     def embed(self, request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
+        if request.inputs[0].text == "silent":
+            self.wait()
         if request.inputs[0].text == "busy" and next(self.calls) % 2 == 0:
             context.abort(grpc.StatusCode.UNAVAILABLE, "busy")
         return embedded(request)
 
     def embed_stream(self, requests: Iterator[pb.EmbedRequest], _: object) -> Iterator[pb.EmbedResponse]:
-        return map(embedded, requests)
+        for request in requests:
+            if request.inputs[0].text == "silent":
+                self.wait()
+            yield embedded(request)
+
+    def wait(self) -> None:
+        self.asked.set()
+        self.over.wait()
 
     def models(self, *_: object) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=[pb.Model(name="m")])
@@ -83,11 +94,17 @@ class Service:
 
 
 @pytest.fixture
-def target() -> Iterator[str]:
-    server = grpc.server(ThreadPoolExecutor(4), handlers=list(Service().handlers()))
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+def target(service: Service) -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(4), handlers=list(service.handlers()))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield f"127.0.0.1:{port}"
+    service.over.set()
     server.stop(None).wait()
 
 
@@ -154,3 +171,61 @@ def test_the_client_for_threads_refuses_what_comes_asynchronously() -> None:
 
     with Client("localhost:1") as client, pytest.raises(InputError, match="inputs is async_generator"):
         client.embed_stream(inputs())
+
+
+SILENT = {
+    "embed": lambda client: client.embed(["silent"]),
+    "embed_stream": lambda client: client.embed_stream(["silent"]),
+}
+
+
+@pytest.mark.parametrize("call", SILENT.values(), ids=SILENT)
+def test_a_client_closed_during_a_call_of_a_thread_says_so(
+    call: Callable[[Any], Any], target: str, service: Service
+) -> None:
+    client = Client(target)
+    with ThreadPoolExecutor(1) as threads:
+        called = threads.submit(lambda: list(call(client)))
+        assert service.asked.wait(10)
+        client.close()
+        with pytest.raises(Closed, match="the client is closed"):
+            called.result()
+
+
+@pytest.mark.parametrize("call", SILENT.values(), ids=SILENT)
+async def test_a_client_closed_during_a_call_of_asyncio_says_so(
+    call: Callable[[Any], Any], target: str, service: Service
+) -> None:
+    client = AsyncClient(target)
+
+    async def called() -> None:
+        found = call(client)
+        _ = [each async for each in found] if isinstance(found, AsyncIterator) else await found
+
+    task = asyncio.create_task(called())
+    assert await asyncio.to_thread(service.asked.wait, 10)
+    await client.close()
+    with pytest.raises(Closed, match="the client is closed"):
+        await task
+
+
+async def test_a_cancelled_call_is_cancelled_though_its_client_is_closed(target: str, service: Service) -> None:
+    client = AsyncClient(target)
+    task = asyncio.create_task(client.embed(["silent"]))
+    assert await asyncio.to_thread(service.asked.wait, 10)
+    task.cancel()
+    await client.close()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("call", SILENT.values(), ids=SILENT)
+async def test_a_closed_client_refuses_every_call(call: Callable[[Any], Any]) -> None:
+    of_threads, of_asyncio = Client("here:1"), AsyncClient("here:1")
+    of_threads.close()
+    with pytest.raises(Closed, match="the client is closed"):
+        list(call(of_threads))
+    await of_asyncio.close()
+    found = call(of_asyncio)
+    with pytest.raises(Closed, match="the client is closed"):
+        _ = [each async for each in found] if isinstance(found, AsyncIterator) else await found

@@ -1,14 +1,26 @@
 """Requests through Kafka end within their time, whatever the broker does."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from itertools import cycle
 from typing import Any
 
 import pytest
+from aiokafka.errors import ProducerClosed
 from tokenbatch_client import DeadlineExceeded
 from tokenbatch_client.kafka import KafkaClient
 
 from tests.support.virtual_time import in_virtual_time
+
+
+class Part:
+    """What a producer is made of, in a list of what was closed, in order."""
+
+    def __init__(self, closed: list[object], name: str) -> None:
+        self._closed, self._name = closed, name
+
+    async def close(self) -> None:
+        self._closed.append(self._name)
 
 
 class Away:
@@ -16,6 +28,16 @@ class Away:
 
     def __init__(self, *, takes: bool) -> None:
         self._takes = takes
+        self.closed: list[object] = []
+        self.client, self._sender = Part(self.closed, "client"), Part(self.closed, "sender")
+        self._message_accumulator = self
+
+    async def stop(self) -> None:
+        """That of aiokafka waits until all is acknowledged."""
+        await asyncio.get_running_loop().create_future()
+
+    def fail_all(self, error: Exception) -> None:
+        self.closed.append(type(error))
 
     def create_batch(self) -> Any:
         return self
@@ -39,3 +61,70 @@ async def test_submit_ends_within_its_time_while_kafka_is_away(*, takes: bool) -
     with pytest.raises(DeadlineExceeded, match="the requests are not written: Kafka does not answer"):
         _ = [row async for row in client.submit(["a"], timeout_s=3.0)]
     assert asyncio.get_running_loop().time() - began_s == pytest.approx(3.0)
+
+
+def opened(*, takes: bool) -> tuple[KafkaClient, Away]:
+    """A client inside its `async with`, and its producer."""
+    client, producer = KafkaClient("kafka:9092"), Away(takes=takes)
+    client._producer, client._partitions = producer, cycle([0])  # noqa: SLF001
+    client._open.push_async_callback(client._stop)  # noqa: SLF001 - as its start does
+    return client, producer
+
+
+async def within(client: KafkaClient, work: Callable[[], Awaitable[object]]) -> None:
+    """`async with` over a client that is open."""
+    try:
+        await work()
+    except BaseException as error:
+        await client.__aexit__(type(error), error, None)
+        raise
+    await client.__aexit__(None, None, None)
+
+
+GIVEN_UP = ["client", "sender", ProducerClosed]
+
+
+@pytest.mark.parametrize("takes", [False, True])
+@in_virtual_time
+async def test_the_block_ends_with_its_error_while_kafka_is_away(*, takes: bool) -> None:
+    client, producer = opened(takes=takes)
+    began_s = asyncio.get_running_loop().time()
+    with pytest.raises(DeadlineExceeded, match="Kafka does not answer"):
+        await within(client, lambda: anext(client.submit(["a"], timeout_s=2.0)))
+    assert asyncio.get_running_loop().time() - began_s == pytest.approx(5.0)
+    assert producer.closed == GIVEN_UP
+
+
+@in_virtual_time
+async def test_a_cancelled_task_leaves_the_block_while_kafka_is_away() -> None:
+    client, producer = opened(takes=True)
+    task = asyncio.create_task(within(client, lambda: anext(client.submit(["a"], timeout_s=60.0))))
+    await asyncio.sleep(1.0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert producer.closed == GIVEN_UP
+
+
+@in_virtual_time
+async def test_what_was_sent_and_not_flushed_is_not_given_up_in_silence() -> None:
+    client, producer = opened(takes=True)
+    began_s = asyncio.get_running_loop().time()
+    with pytest.raises(DeadlineExceeded, match="Kafka does not answer"):
+        await within(client, lambda: client.send([("1", b"a", [])]))
+    assert asyncio.get_running_loop().time() - began_s == pytest.approx(63.0)
+    assert producer.closed == GIVEN_UP
+
+
+@in_virtual_time
+async def test_who_catches_the_error_inside_the_block_leaves_it_soon() -> None:
+    client, producer = opened(takes=True)
+
+    async def caught() -> None:
+        with pytest.raises(DeadlineExceeded):
+            await anext(client.submit(["a"], timeout_s=2.0))
+
+    began_s = asyncio.get_running_loop().time()
+    await within(client, caught)
+    assert asyncio.get_running_loop().time() - began_s == pytest.approx(5.0)
+    assert producer.closed == GIVEN_UP

@@ -1,5 +1,6 @@
 """The client package's answers, errors and attempts."""
 
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -109,7 +110,39 @@ def test_whitespace_around_a_token_is_not_sent() -> None:
     assert Connection("here:1", token=" t-1\r\n").metadata == [("authorization", "Bearer t-1")]
 
 
-@pytest.mark.parametrize("token", ["t\n1", "t\0", "tökén", b"t-1"])
+def test_none_is_no_token() -> None:
+    assert Connection("here:1", token=None).metadata == []
+
+
+class Kind:
+    """What opens channels, in place of grpc."""
+
+    def insecure_channel(self, *_: object, **__: object) -> str:
+        return "in the clear"
+
+    def secure_channel(self, *_: object, **__: object) -> str:
+        return "by TLS"
+
+
+@pytest.mark.parametrize("given", ["tls", "ca", "own"])
+def test_whatever_is_given_for_tls_means_tls(given: str, tmp_path: Path) -> None:
+    (tmp_path / "pem").touch()
+    file = str(tmp_path / "pem")
+    arguments: dict[str, Any] = {"tls": {"tls": True}, "ca": {"ca_file": file}}.get(
+        given, {"cert_file": file, "key_file": file}
+    )
+    assert Connection("here:1", **arguments).open(Kind()) == "by TLS"
+    assert Connection("here:1").open(Kind()) == "in the clear"
+
+
+@pytest.mark.parametrize("alone", ["cert_file", "key_file"])
+def test_a_certificate_without_its_key_is_refused(alone: str) -> None:
+    arguments: dict[str, Any] = {alone: "file"}
+    with pytest.raises(InputError, match="one is missing: mTLS needs both"):
+        Connection("here:1", **arguments).open(Kind())
+
+
+@pytest.mark.parametrize("token", ["t\n1", "t\0", "tökén", b"t-1", 7, True, b"", 0, ["t"]])
 def test_a_token_that_no_header_holds_is_refused_before_anything_is_sent(token: Any) -> None:
     with pytest.raises(CredentialError, match="printable ASCII"):
         Client("here:1", token=token)
