@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -47,17 +47,25 @@ class TextPart(msgspec.Struct, forbid_unknown_fields=True):
     text: str
 
 
+_Anything = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"$comment": "any value"})] | msgspec.UnsetType
+"""JSON that is not decoded."""
+
+
 class Ignored(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields of other servers that change no vector and no score. Any other field that is not known is refused."""
 
-    cache_salt: object = None
-    media_io_kwargs: object = None
-    metadata: object = None
-    mm_processor_kwargs: object = None
-    safety_identifier: object = None
+    cache_salt: _Anything = msgspec.UNSET
+    media_io_kwargs: _Anything = msgspec.UNSET
+    metadata: _Anything = msgspec.UNSET
+    mm_processor_kwargs: _Anything = msgspec.UNSET
+    safety_identifier: _Anything = msgspec.UNSET
 
     def ignored(self) -> str:
-        return ", ".join(name for name in Ignored.__struct_fields__ if getattr(self, name) is not None)
+        return ", ".join(name for name in Ignored.__struct_fields__ if _is_given(getattr(self, name)))
+
+
+def _is_given(value: _Anything) -> bool:
+    return isinstance(value, msgspec.Raw) and bytes(value) != b"null"
 
 
 class Answer(ABC):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeVar, cast
 
 import msgspec
 
-from aggregator.slow_lane import leave_loop
+from aggregator.slow_lane import TakesLong, in_slow_lane, leave_loop
 from aggregator.sources.http.errors import FieldError
+from aggregator.sources.http.json_bounds import MOST_ELEMENTS, check_nested, holds_more
 from aggregator.sources.http.refusals import refusal
 from aggregator.sources.wire.decode import SMALL_BYTES
 
@@ -26,8 +27,6 @@ _MANY_OBJECTS = 512
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HALF = re.compile("[\ud800-\udfff]")
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-_MOST_NESTED = 1 << 18
-"""Lists and objects of a body that is decoded without a schema; each costs some 64 bytes."""
 _EMPTY: tuple[object, ...] = (None, [], {})
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "n": (1,),
@@ -55,10 +54,21 @@ def takes_long(data: bytes) -> bool:
     return size > SMALL_BYTES or (size > _QUICK_BYTES and data.count(b"[") + data.count(b"{") > _MANY_OBJECTS)
 
 
+async def read_any(read: Callable[[bytes], T], data: bytes) -> T:
+    """What `read` makes of a body, in the slow lane if it is long. Raises what it raises."""
+    if not takes_long(data):
+        with suppress(TakesLong):
+            return read(data)
+    return await in_slow_lane(partial(read, data))
+
+
 def decode_body(decoder: msgspec.json.Decoder[T], data: bytes | memoryview, inside: str = "") -> T:
     """A body, or its field `inside`. Raises FieldError; on the event loop TakesLong for a long one with a fault."""
-    if not inside and data[:3] == _BYTE_ORDER_MARK:
-        data = data[3:]
+    if not inside:
+        if data[:3] == _BYTE_ORDER_MARK:
+            data = data[3:]
+        if len(data) > SMALL_BYTES:
+            check_nested(bytes(data))
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as first:
@@ -69,7 +79,7 @@ def decode_body(decoder: msgspec.json.Decoder[T], data: bytes | memoryview, insi
         raise _half_a_character(bytes(data)) or FieldError(f"the body is not JSON in UTF-8: {broken}") from None
     if len(data) > _QUICK_BYTES:
         leave_loop()
-    if not inside and _is_shallow(bytes(data)):
+    if not inside and not holds_more(bytes(data), b",", MOST_ELEMENTS):
         with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):  # in a part that has no schema
             required = _required(cast("type[msgspec.Struct]", decoder.type))
             data = msgspec.json.encode(_asked(msgspec.json.decode(data), required))
@@ -78,10 +88,6 @@ def decode_body(decoder: msgspec.json.Decoder[T], data: bytes | memoryview, insi
         except msgspec.ValidationError as second:
             error = second
     raise refusal(error, cast("type", decoder.type), inside) from None
-
-
-def _is_shallow(data: bytes) -> bool:
-    return data.count(b"[") + data.count(b"{") <= _MOST_NESTED
 
 
 @lru_cache(maxsize=64)  # there is a class for each form; its annotations take 100 µs to read
@@ -120,7 +126,7 @@ def _asks_nothing(name: str, value: object) -> bool:
 
 def _half_a_character(data: bytes) -> FieldError | None:
     """The refusal of JSON whose only fault is one half of a surrogate pair."""
-    if not _ESCAPED_HALF.search(data) or not _is_shallow(data):
+    if not _ESCAPED_HALF.search(data) or holds_more(data, b",", MOST_ELEMENTS):
         return None
     try:
         found = _first_half(json.loads(data))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Collection, Coroutine
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from urllib.parse import parse_qs
 
@@ -16,7 +17,7 @@ from aggregator.sources.calls.load import RateLimit
 from aggregator.sources.http.calls import HttpCalls
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.exchange import HttpExchange
-from aggregator.sources.http.json_body import decode_body
+from aggregator.sources.http.json_body import decode_body, read_any
 from aggregator.sources.http.service import Mounted
 from aggregator.wings.batches.desk import Desk
 from aggregator.wings.batches.objects import (
@@ -217,7 +218,7 @@ class BatchRoutes(Mounted):
 
     async def _begin(self, exchange: HttpExchange, folder: str) -> None:
         defaults = exchange.identity.defaults
-        asked = decode_body(_BODY, exchange.take_body())
+        asked = await read_any(partial(decode_body, _BODY), exchange.take_body())
         if asked.endpoint not in self._endpoints:
             known = ", ".join(self._endpoints)
             raise FieldError(f"expected one of {known}, got {shown(asked.endpoint)}", "endpoint")

@@ -43,6 +43,7 @@ _DOCUMENTS_BODY = msgspec.json.Decoder(DocumentsBody)
 def read_documents(data: bytes, defaults: Defaults, request_id: str) -> tuple[pb.EmbedRequest, DocumentList]:
     """The message for a body, and how it is answered. A query by itself is embedded whole. Raises FieldError."""
     asked = decode_body(_DOCUMENTS_BODY, data)
+    check_count(len(asked.inputs), defaults.max_inputs, "documents", "inputs", FieldError)
     chunks = sum(map(len, asked.inputs))
     check_count(chunks, defaults.max_inputs, "chunks", "inputs", FieldError)
     answer = DocumentList(asked.ignored(), asked.output_dtype or "float", asked.encoding_format or "float")

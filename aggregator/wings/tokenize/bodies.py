@@ -9,12 +9,17 @@ import numpy as np
 
 from aggregator.admission.model_revision import ModelRevision
 from aggregator.sources.http.errors import FieldError
+from aggregator.sources.http.json_body import decode_body
+from aggregator.sources.http.json_bounds import holds_more
 from aggregator.tokenizers.tokenizer import TokenBatch
 
 MANY_IDS = 4096
 """Written as numbers in half a millisecond."""
 MANY_TOKENS = 64
 """Each takes 5 to 10 us to become text."""
+
+_OTHER_FIELDS = 1
+"""Of a body of token ids."""
 
 
 class Tokenize(msgspec.Struct, forbid_unknown_fields=True):
@@ -34,6 +39,13 @@ class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
 
 
 TOKENIZE, DETOKENIZE = msgspec.json.Decoder(Tokenize), msgspec.json.Decoder(Detokenize)
+
+
+def read_detokenize(data: bytes, *, most: int) -> Detokenize:
+    """The body of a call; more ids than `most` are not decoded, as each takes 50 ns and 32 bytes. Raises FieldError."""
+    if holds_more(data, b",", most + _OTHER_FIELDS):
+        raise FieldError(f"more than {most} token ids", "tokens")
+    return decode_body(DETOKENIZE, data)
 
 
 def tokenized(served: ModelRevision, asked: Tokenize, counted: TokenBatch) -> bytes:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
-from typing import TypeVar
-
-import msgspec
 
 from aggregator.admission.enqueue import LONG_CHARACTERS
 from aggregator.admission.model_revision import ModelRevision
@@ -15,14 +11,13 @@ from aggregator.admission.models import Models
 from aggregator.admission.sequences import most_characters
 from aggregator.errors import ModelUnavailable
 from aggregator.scheduler.work_item import Task
-from aggregator.slow_lane import TakesLong, in_slow_lane
+from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.exchange import HttpExchange
-from aggregator.sources.http.json_body import decode_body, takes_long
+from aggregator.sources.http.json_body import decode_body, read_any
 from aggregator.sources.http.service import OpenAIService, Route
-from aggregator.wings.tokenize.bodies import DETOKENIZE, MANY_IDS, MANY_TOKENS, TOKENIZE, detokenized, tokenized
-
-T = TypeVar("T")
+from aggregator.sources.wire.decode import MAX_TOKEN_IDS
+from aggregator.wings.tokenize.bodies import MANY_IDS, MANY_TOKENS, TOKENIZE, detokenized, read_detokenize, tokenized
 
 
 def open_routes(service: OpenAIService) -> Mapping[str, Route]:
@@ -39,7 +34,7 @@ class _Door:
         exchange.start(self._count(exchange))
 
     async def _count(self, exchange: HttpExchange) -> None:
-        asked = await _decode(TOKENIZE, exchange)
+        asked = await read_any(partial(decode_body, TOKENIZE), exchange.take_body())
         served = self._served(asked.model or exchange.identity.defaults.model)
         limit = most_characters(served)
         if len(asked.prompt) > limit:
@@ -54,7 +49,8 @@ class _Door:
         exchange.start(self._join(exchange))
 
     async def _join(self, exchange: HttpExchange) -> None:
-        asked = await _decode(DETOKENIZE, exchange)
+        most = max((each.description.max_input_tokens for each in self._models.in_service()), default=MAX_TOKEN_IDS)
+        asked = await read_any(partial(read_detokenize, most=most), exchange.take_body())
         served = self._served(asked.model or exchange.identity.defaults.model)
         most = served.description.max_input_tokens
         if len(asked.tokens) > most:
@@ -69,13 +65,3 @@ class _Door:
             if served is not None:
                 return served
         raise ModelUnavailable(f"model {name} has no server now")
-
-
-async def _decode(decoder: msgspec.json.Decoder[T], exchange: HttpExchange) -> T:
-    """The body of a call. Raises FieldError."""
-    data = exchange.take_body()
-    decode = partial(decode_body, decoder, data)
-    if not takes_long(data):
-        with suppress(TakesLong):
-            return decode()
-    return await in_slow_lane(decode)

@@ -1,0 +1,137 @@
+"""What a body's JSON holds is bounded before it is decoded, and the largest that each form allows is taken."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.request.request import MAX_INPUTS, Defaults
+from aggregator.scheduler.work_item import Priority
+from aggregator.sources.http import json_bounds
+from aggregator.sources.http.embeddings import EmbeddingsReader
+from aggregator.sources.http.errors import FieldError
+from aggregator.sources.http.json_body import decode_body
+from aggregator.sources.http.json_bounds import MOST_ELEMENTS, holds_more
+from aggregator.sources.wire.decode import SMALL_BYTES
+from aggregator.wings.generation.forms import GenerationReader
+from aggregator.wings.http_forms.cohere import read_embed
+from aggregator.wings.http_forms.voyage import read_documents
+from aggregator.wings.ranking.http import RerankBody, read_classify, read_rerank, read_score
+from aggregator.wings.tokenize.bodies import read_detokenize
+from tests.support.fake_source import GRPC
+from tests.support.http_bodies import AnyRevision
+
+DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE)
+EMBEDDINGS = EmbeddingsReader(AnyRevision(), trusts_token_ids=True)
+CHAT = GenerationReader(AnyRevision(), trusts_token_ids=False).chat
+EMBED, RERANK = partial(read_embed, version=2), partial(read_rerank, returns_documents=True)
+CODE = 'if (a[0] == "{") { return [[], {"b": "\\\\"}]; } ' * 8
+"""Brackets and quotes within a text are none of the body."""
+PART = {"type": "text", "text": CODE}
+LARGEST: list[tuple[Any, dict[str, Any]]] = [
+    (EMBEDDINGS, {"input": [CODE] * MAX_INPUTS, "tool_calls": None}),
+    (EMBEDDINGS, {"input": [[101, *range(9), 102]] * MAX_INPUTS}),
+    (EMBED, {"texts": [CODE] * MAX_INPUTS}),
+    (EMBED, {"inputs": [{"content": [PART]}] * MAX_INPUTS}),
+    (RERANK, {"query": "q", "documents": [{"text": CODE}] * MAX_INPUTS}),
+    (RERANK, {"query": "q", "documents": [{"content": [PART]}] * MAX_INPUTS}),
+    (read_score, {"text_1": [{"text": CODE}] * MAX_INPUTS, "text_2": [{"text": CODE}] * MAX_INPUTS}),
+    (read_classify, {"input": [CODE] * MAX_INPUTS}),
+    (read_documents, {"inputs": [[CODE]] * MAX_INPUTS}),
+    (read_documents, {"inputs": [[CODE] * MAX_INPUTS]}),
+    (CHAT, {"messages": [{"role": "user", "content": [PART] * 4, "tool_calls": []}] * 1024}),
+]
+NESTED = b"[" + b"[]," * 20_000 + b"[]]"
+TOO_MANY = "the body has too many texts, lists and objects: send fewer inputs in one request"
+
+
+@pytest.mark.parametrize(("read", "body"), LARGEST)
+@pytest.mark.parametrize("escapes", [False, True])
+def test_the_largest_body_of_each_form_is_taken(read: Any, body: dict[str, Any], escapes: bool) -> None:
+    data = json.dumps(body, ensure_ascii=escapes).encode()
+    assert len(data) > SMALL_BYTES
+    read(data, DEFAULTS, "id")
+
+
+@pytest.mark.parametrize(
+    ("read", "data"),
+    [
+        (EMBEDDINGS, b'{"input":"a","metadata":%b}' % NESTED),
+        (EMBEDDINGS, b'\xef\xbb\xbf{"input":"a","metadata":%b}' % NESTED),
+        (RERANK, b'{"query":"q","documents":%b}' % NESTED.replace(b"[]", b"{}")),
+        (read_documents, b'{"inputs":%b}' % NESTED),
+        (CHAT, b'{"messages":[{"role":"user","content":%b}]}' % NESTED),
+    ],
+)
+def test_more_lists_and_objects_than_any_form_has_are_refused(read: Any, data: bytes) -> None:
+    with pytest.raises(FieldError, match=TOO_MANY):
+        read(data, DEFAULTS, "id")
+
+
+def test_more_documents_in_chunks_than_are_taken_are_refused() -> None:
+    with pytest.raises(FieldError, match="3000 documents: at most 2048 are taken"):
+        read_documents(json.dumps({"inputs": [[]] * 3000}).encode(), DEFAULTS, "id")
+
+
+@pytest.mark.parametrize("value", [b"[[1], {}]", b'"salt"', b"1", b"{}", b"false"])
+def test_a_field_that_changes_nothing_is_named_and_not_decoded(value: bytes) -> None:
+    asked = decode_body(msgspec.json.Decoder(RerankBody), b'{"query":"q","documents":"d","metadata":%b}' % value)
+    assert isinstance(asked.metadata, msgspec.Raw)
+    assert bytes(asked.metadata) == value
+    assert asked.ignored() == "metadata"
+
+
+def test_a_field_that_changes_nothing_may_be_null() -> None:
+    data = b'{"query":"q","documents":"d","metadata": null , "cache_salt":null}'
+    assert not decode_body(msgspec.json.Decoder(RerankBody), data).ignored()
+
+
+def test_more_token_ids_than_any_model_takes_are_refused_undecoded() -> None:
+    ids = [1] * 20_000
+    data = json.dumps({"tokens": ids, "model": "m"}).encode()
+    assert read_detokenize(data, most=20_000).tokens == ids
+    with pytest.raises(FieldError, match="more than 19998 token ids"):
+        read_detokenize(data, most=19_998)
+
+
+def test_half_a_character_among_too_many_numbers_is_not_looked_for() -> None:
+    data = rb'{"input":["\ud800",' + b"1," * (MOST_ELEMENTS - 1) + b"1]}"
+    with pytest.raises(FieldError, match="half a character"):
+        EMBEDDINGS(data, DEFAULTS, "id")
+    with pytest.raises(FieldError, match="the body is not JSON in UTF-8"):
+        EMBEDDINGS(data.replace(b"1]", b"1,1]"), DEFAULTS, "id")
+
+
+def marks_of(value: object) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(map(marks_of, value.values()))
+    return 1 + sum(map(marks_of, value)) if isinstance(value, list) else 0
+
+
+VALUES = st.recursive(
+    st.text(alphabet='a"\\[]{}, é'),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='"\\['), inner),
+    max_leaves=30,
+)
+
+
+@given(value=VALUES, piece=st.integers(1, 9), escapes=st.booleans())
+def test_brackets_outside_of_texts_are_counted_to_the_last_one(value: object, piece: int, escapes: bool) -> None:
+    data = json.dumps(value, ensure_ascii=escapes).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_bounds, "SMALL_BYTES", 0)
+        patch.setattr(json_bounds, "_PIECE_BYTES", piece)
+        marks = marks_of(value)
+        assert not holds_more(data, b"[{", marks)
+        assert not marks or holds_more(data, b"[{", marks - 1)
+
+
+def test_a_small_body_is_not_looked_through() -> None:
+    assert not holds_more(b"[" * SMALL_BYTES, b"[{", 0)
+    assert holds_more(b"[" * (SMALL_BYTES + 1), b"[{", SMALL_BYTES)
