@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from aiokafka import TopicPartition, codec
@@ -15,6 +16,7 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.record.util import decode_varint
 
+from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.kafka.faults import Decoded
 from aggregator.sources.kafka.offsets import Header, RawRecord
 from aggregator.wings.undecodable.raw_batches import AbortedTransaction, raw_batches
@@ -40,7 +42,8 @@ async def read_by_hand(client: Any, tp: TopicPartition, offset: int, max_records
     data, aborted, log_end = await raw_batches(client, tp, offset)
     if not data:
         return Decoded((), offset)
-    return decode_batch(data, tp, offset, aborted=aborted, log_end=log_end, max_records=max_records)
+    decode = partial(decode_batch, aborted=aborted, log_end=log_end, max_records=max_records)
+    return await in_slow_lane(partial(decode, data, tp, offset))  # a megabyte may hold half a million records
 
 
 def decode_batch(
@@ -52,17 +55,17 @@ def decode_batch(
     log_end: int,
     max_records: int,
 ) -> Decoded | None:
-    """Decode whole batches at the start of `data`, which holds `offset`, up to the first record that is undecodable.
+    """Decode the batches at the start of `data`, which holds `offset`, up to the first one with an undecodable record.
 
-    `aborted` are the transactions that the broker listed with `data`. None: the end of a corrupt batch cannot be
-    determined, or there is no whole batch.
+    The last batch is read up to the record that makes `max_records`. `aborted` are the transactions that the broker
+    listed with `data`. None: the end of a corrupt batch cannot be determined, or there is no whole batch.
     """
     records: list[RawRecord] = []
     open_aborted = list(aborted)
     after = offset
     while (batch := _first_batch(data)) and len(records) < max_records:
         try:
-            found, following = _records(batch, tp, open_aborted)
+            found, following = _records(batch, tp, open_aborted, after, max_records - len(records))
         except Exception as error:  # noqa: BLE001 - aiokafka and each compression library raise different errors
             end = _offset_after(data, after, log_end)
             if end is None:
@@ -70,7 +73,6 @@ def decode_batch(
             reason = f"offsets {after} to {end - 1} cannot be decoded: {error!r}"
             records.append(RawRecord(tp.topic, tp.partition, after, -1, None, batch, (), reason))
             return Decoded(records, end, end - after)
-        found = [record for record in found if record.offset >= after]
         records += found
         after, data = max(after, following), data[len(batch) :]
         if any(record.unreadable for record in found):
@@ -86,12 +88,12 @@ def _first_batch(data: bytes) -> bytes:
 
 
 def _records(
-    batch: bytes, tp: TopicPartition, open_aborted: list[AbortedTransaction]
+    batch: bytes, tp: TopicPartition, open_aborted: list[AbortedTransaction], start: int, most: int
 ) -> tuple[Sequence[RawRecord], int]:
-    """The records of one batch, none if its transaction was aborted, and the offset after it."""
+    """At most so many records of one batch from an offset on, none if its transaction was aborted; the offset after."""
     base, _, _, magic, _, attributes, last_delta = _HEAD.unpack_from(batch)
     if magic < _MAGIC:
-        return _old_records(batch, tp)
+        return _old_records(batch, tp, start, most)
     if not DefaultRecordBatch(batch).validate_crc():
         raise ValueError("the checksum is wrong")
     producer_id = _WHOLE_HEAD.unpack_from(batch)[9]
@@ -101,22 +103,27 @@ def _records(
         return (), base + last_delta + 1
     if attributes & _TRANSACTIONAL_BIT and began:
         return (), base + last_delta + 1
-    return _parse(batch, tp), base + last_delta + 1
+    return _parse(batch, tp, start, most)
 
 
-def _old_records(batch: bytes, tp: TopicPartition) -> tuple[Sequence[RawRecord], int]:
-    """The records of a batch in the format before Kafka 0.11, which has no headers; and the offset after it."""
+def _old_records(batch: bytes, tp: TopicPartition, start: int, most: int) -> tuple[Sequence[RawRecord], int]:
+    """The same of a batch in the format before Kafka 0.11, which has no headers."""
     read = MemoryRecords(batch).next_batch()
     if read is None or not read.validate_crc():
         raise ValueError("the checksum is wrong")
-    records = [
-        RawRecord(tp.topic, tp.partition, each.offset, each.timestamp or -1, each.key, each.value) for each in read
-    ]
-    return records, records[-1].offset + 1
+    records: list[RawRecord] = []
+    after = start
+    for each in read:
+        if len(records) == most:
+            break
+        after = each.offset + 1
+        if each.offset >= start:
+            records.append(RawRecord(tp.topic, tp.partition, each.offset, each.timestamp or -1, each.key, each.value))
+    return records, after
 
 
-def _parse(batch: bytes, tp: TopicPartition) -> Sequence[RawRecord]:
-    """Every record of a batch whose checksum is right. Raises anything if it is corrupt nevertheless."""
+def _parse(batch: bytes, tp: TopicPartition, start: int, most: int) -> tuple[Sequence[RawRecord], int]:
+    """The same of a batch whose checksum is right. Raises anything if it is corrupt nevertheless."""
     base, _, _, _, _, attributes, last_delta, first_ms, last_ms, _, _, _, count = _WHOLE_HEAD.unpack_from(batch)
     payload = batch[_WHOLE_HEAD.size :]
     compression = attributes & _CODEC_BITS
@@ -124,13 +131,18 @@ def _parse(batch: bytes, tp: TopicPartition) -> Sequence[RawRecord]:
     records: list[RawRecord] = []
     before = base - 1
     for _ in range(count):
-        cursor.number()  # length
+        if len(records) == most:
+            return records, before + 1
+        end = cursor.end()
         cursor.number()  # attributes
         timestamp_ms = first_ms + cursor.number()
         offset = base + cursor.number()
         if not before < offset <= base + last_delta:
             raise ValueError("the offsets do not rise within the batch")
         before = offset
+        if offset < start:
+            cursor.skip_to(end)
+            continue
         key, value = cursor.octets(), cursor.octets()
         names_and_values = [(cursor.octets() or b"", cursor.octets() or b"") for _ in range(cursor.number())]
         headers: list[Header] = [(name.decode(errors="replace"), content) for name, content in names_and_values]
@@ -138,7 +150,7 @@ def _parse(batch: bytes, tp: TopicPartition) -> Sequence[RawRecord]:
         reason = "a header name is not UTF-8" if odd else ""
         when_ms = last_ms if attributes & _APPEND_TIME_BIT else timestamp_ms
         records.append(RawRecord(tp.topic, tp.partition, offset, when_ms, key, value, headers, reason))
-    return records
+    return records, base + last_delta + 1
 
 
 def _offset_after(data: bytes, offset: int, log_end: int) -> int | None:
@@ -169,6 +181,17 @@ class _Cursor:
     def number(self) -> int:
         number, self._at = decode_varint(self._data, self._at)
         return int(number)
+
+    def end(self) -> int:
+        """The place behind a record that begins here, whose length comes first."""
+        length = self.number()
+        return self._at + length
+
+    def skip_to(self, place: int) -> None:
+        """Raises IndexError for a place that is not ahead, within the batch."""
+        if not self._at <= place <= len(self._data):
+            raise IndexError("a record reaches past the batch")
+        self._at = place
 
     def octets(self) -> bytes | None:
         length = self.number()

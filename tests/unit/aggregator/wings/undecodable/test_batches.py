@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 
 from aggregator.sources.kafka.faults import Decoded
+from aggregator.wings.undecodable import batches
 from aggregator.wings.undecodable.batches import decode_batch
 
 TP = TopicPartition("topic", 2)
@@ -144,3 +147,67 @@ def test_a_batch_in_an_old_format_is_read_too() -> None:
     ]
     assert found(spoilt(data), 0).after == 2
     assert decode_batch(spoilt(data)[-len(data) // 3 :], TP, 2, log_end=9, max_records=500) is None
+
+
+@pytest.mark.parametrize("compression", [0, 1])
+def test_a_batch_of_many_records_is_read_a_few_at_a_time(compression: int) -> None:
+    data = batch(10, 7, compression=compression) + batch(17, 3)
+    offset, read = 10, []
+    while offset < 20:
+        decoded = found(data, offset, max_records=3)
+        assert len(decoded.records) <= 3
+        read.append([each.offset for each in decoded.records])
+        assert decoded.after == read[-1][-1] + 1
+        offset = decoded.after
+    assert read == [[10, 11, 12], [13, 14, 15], [16, 17, 18], [19]]
+
+
+def test_a_batch_in_an_old_format_is_read_a_few_at_a_time() -> None:
+    builder = LegacyRecordBatchBuilder(1, 0, 1000)
+    for offset in range(5):
+        builder.append(offset, timestamp=5, key=b"k", value=b"%d" % offset)
+    data = bytes(builder.build())
+    for start, offsets in ((0, [0, 1]), (2, [2, 3]), (4, [4])):
+        decoded = found(data, start, max_records=2)
+        assert [each.offset for each in decoded.records] == offsets
+        assert decoded.after == offsets[-1] + 1
+
+
+def test_a_record_left_out_that_reaches_past_its_batch_makes_it_corrupt() -> None:
+    data = batch(10, 1)
+    head, length = data[:61], data[61:62]
+    longer = with_checksum(head + bytes([length[0] + 2]) + data[62:])  # by one byte: the length is zigzag
+    decoded = found(longer + batch(20, 1), 12)
+    assert (decoded.after, decoded.lost) == (20, 8)
+    assert "a record reaches past the batch" in decoded.records[0].unreadable
+
+
+class FakeBroker:
+    """A consumer's client whose partition has this log."""
+
+    def __init__(self, log: bytes) -> None:
+        self._client = self.cluster = self
+        self._log = log
+
+    def leader_for_partition(self, tp: TopicPartition) -> int:
+        assert tp == TP
+        return 0
+
+    async def send(self, node: int, request: object) -> Any:
+        del node, request
+        return SimpleNamespace(topics=[(TP.topic, [(TP.partition, 0, 1000, 1000, 0, [], self._log)])], API_VERSION=4)
+
+
+async def test_a_log_is_read_by_hand_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    codec = batches._DECODERS  # noqa: SLF001 - what takes longest
+
+    def decoder(payload: bytes) -> bytes:
+        threads.append(threading.current_thread().name)
+        return bytes(codec[1](payload))
+
+    monkeypatch.setattr(batches, "_DECODERS", {1: decoder})
+    decoded = await batches.read_by_hand(FakeBroker(batch(10, 9, compression=1)), TP, 12, 4)
+    assert decoded is not None
+    assert ([each.offset for each in decoded.records], decoded.after) == ([12, 13, 14, 15], 16)
+    assert [name.startswith("slow-lane") for name in threads] == [True]
