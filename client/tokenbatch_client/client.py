@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -95,7 +96,7 @@ class _Calls:
         self._metadata = self._connection.metadata
         self._timeout_s = timeout_s
         self._channel = self._connection.open(self._grpc)
-        self._closed = False
+        self._closed = threading.Event()
         self._embeddings: Any = EmbeddingsStub(self._channel)
         self._ranking: Any = RankingStub(self._channel)
         self._generation: Any = GenerationStub(self._channel)
@@ -183,12 +184,12 @@ class _Calls:
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         """An attempt. Raises Closed for what gRPC raises where the client is closed, before it or meanwhile."""
-        if self._closed:
+        if self._closed.is_set():
             raise Closed
         try:
             yield
         except (grpc.RpcError, grpc.aio.UsageError, ValueError, asyncio.CancelledError) as error:
-            if self._closed and not isinstance(error, TokenbatchError) and not _is_cancelled(error):
+            if self._closed.is_set() and not isinstance(error, TokenbatchError) and not _is_cancelled(error):
                 raise Closed from error
             raise
 
@@ -209,7 +210,7 @@ class Client(_Calls):
 
     def close(self) -> None:
         """Closes the channel; calls that are under way raise Closed."""
-        self._closed = True
+        self._closed.set()
         self._channel.close()
 
     def _answer(self, call: Callable[[], Answer[_T]]) -> _T:
@@ -245,7 +246,7 @@ class AsyncClient(_Calls):
 
     async def close(self) -> None:
         """Closes the channel; calls that are under way raise Closed."""
-        self._closed = True
+        self._closed.set()
         await self._channel.close()
 
     async def _answer(self, call: Callable[[], Answer[_T]]) -> _T:

@@ -63,12 +63,29 @@ def test_one_value_takes_it_back_or_promotes_it_and_rolls_no_model_server(share:
 
 @pytest.mark.parametrize(
     ("canary", "said"),
-    [({"share": 0.5}, "a canary without source.revision"), ({**CANARY, "share": 1.5}, "share")],
+    [
+        ({"share": 0.5}, "a canary without source.revision"),
+        ({**CANARY, "share": 1.5}, "share"),
+        ({"source": {"revision": "b"}}, "share"),
+    ],
 )
 def test_what_cannot_be_is_refused(canary: dict[str, object], said: str) -> None:
     done = template(4, "default", *models(canary=canary))
     assert done.returncode != 0
     assert said in done.stderr
+
+
+@pytest.mark.parametrize("share", [{}, {"share": None}])
+def test_a_canary_without_a_share_is_refused_past_the_schema_too(share: dict[str, object]) -> None:
+    canary = {"source": {"revision": "b"}, **share}
+    done = template(4, "default", *models(canary=canary), "--skip-schema-validation")
+    assert done.returncode != 0
+    assert "models: minilm has a canary without share: its part of the requests, 0 for none" in done.stderr
+
+
+@pytest.mark.parametrize("canary", [None, {}])
+def test_an_empty_canary_is_none(canary: dict[str, object] | None) -> None:
+    assert render("default", *models(canary=canary)) == render("default", *models())
 
 
 def test_a_long_name_and_its_canary_are_names_of_kubernetes() -> None:

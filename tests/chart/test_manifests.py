@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.chart.custom_resources import validate
-from tests.chart.rendering import CHART, ROOT, objects_of, render, run
+from tests.chart.rendering import CHART, ROOT, find, objects_of, render, run
 from tests.chart.test_pods import violations
 
 DEV = ROOT / "k8s/dev"
@@ -32,9 +32,18 @@ def test_the_chart_takes_the_values_that_it_brings(file: Path) -> None:
         each["metadata"]["name"]: each for each in objects_of(rendered.stdout) if each["kind"] == "Deployment"
     }
     (container,) = deployments["t-tokenbatch-all-minilm-l6-v2"]["spec"]["template"]["spec"]["containers"]
+    assert "WARNING" not in run(4, "install", "t", str(CHART), "--dry-run=client", *values).stdout
     on_cpu = file.stem in {"values-cpu", "values-kind"}
     assert container["image"].endswith("-cpu") is on_cpu
     assert ("nvidia.com/gpu" in container["resources"]["limits"]) is not on_cpu
+
+
+@pytest.mark.parametrize(("cloud", "ports"), [("gke", [443, 80, 988]), ("eks", [443, 80])])
+def test_the_identity_of_a_cloud_is_let_through_to_the_store(cloud: str, ports: list[int]) -> None:
+    batches = "batches.enabled=true,batches.store=s3://bucket/a,aggregator.http.enabled=true"
+    objects = render("default", "--values", str(CHART / f"values-{cloud}.yaml"), "--set", batches)
+    egress = find(objects, "NetworkPolicy", "t-tokenbatch-aggregator")["spec"]["egress"]
+    assert ports in [[each.get("port") for each in rule["ports"]] for rule in egress]
 
 
 def test_the_development_broker_is_let_into_the_restricted_namespace() -> None:
@@ -67,6 +76,9 @@ def test_the_keda_example_has_all_that_it_needs_and_the_values_it_names() -> Non
     named = yaml.safe_load("\n".join(line.removeprefix("#     ") for line in text.splitlines() if "#     " in line))
     settings = ("--set-json", ",".join(f"{name}={json.dumps(value)}" for name, value in named.items()))
     rendered = render("default", *settings, "--set", "fullnameOverride=tokenbatch")
+    told = find(rendered, "ConfigMap", "tokenbatch-aggregator")["data"]["aggregator.yaml"]
+    (model,) = yaml.safe_load(told)["models"]
+    assert model["scales_to_zero"] is (example["spec"]["minReplicaCount"] == 0)
     found = {(each["kind"], each["metadata"]["name"]) for each in rendered}
     assert ("Deployment", example["spec"]["scaleTargetRef"]["name"]) in found
     address = example["spec"]["triggers"][0]["metadata"]["scalerAddress"]

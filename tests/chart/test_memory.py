@@ -57,6 +57,14 @@ def test_a_limit_that_is_given_stands_and_others_beside_the_computed_one() -> No
 
 
 @pytest.mark.parametrize(
+    ("asked", "limit"), [("3Gi", "3Gi"), ("1024Mi", "1024Mi"), ("1000Mi", "1024Mi"), ("2e9", "1024Mi")]
+)
+def test_the_limit_of_memory_is_no_less_than_what_is_asked_for(asked: str, limit: str) -> None:
+    assert limits("--set-string", f"aggregator.resources.requests.memory={asked}") == {"memory": limit}
+    assert limits("--set-json", "aggregator.resources.requests=null") == {"memory": "1024Mi"}
+
+
+@pytest.mark.parametrize(
     ("given", "warned"),
     [
         ("1Gi", False),

@@ -87,6 +87,26 @@ def test_containers_and_volumes_are_added_and_all_else_replaces_its_like(part: s
     assert {key: own[key] for key in same} == {key: was[key] for key in same}
 
 
+@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize("part", PODS)
+def test_null_removes_a_list_and_an_empty_one_adds_nothing(part: str, version: int) -> None:
+    plain = pod_specs(render("default"))[PODS[part]]
+    none = {f"{part}.podSpec": {"initContainers": None}, f"{part}.container": {"env": None, "envFrom": None}}
+    spec = pod_specs(given(none, version=version))[PODS[part]]
+    (container,) = plain["containers"]
+    assert spec == {**plain, "containers": [{key: value for key, value in container.items() if key != "env"}]}
+    empty = {f"{part}.podSpec": {"initContainers": [], "volumes": []}, f"{part}.container": {"env": []}}
+    assert pod_specs(given(empty, version=version))[PODS[part]] == plain
+
+
+def test_a_variable_of_the_values_replaces_the_charts() -> None:
+    plain = pod_specs(render("default"))[PODS["modelServer"]]["containers"][0]["env"]
+    mine = {"name": "HF_HOME", "value": "/elsewhere"}
+    env = pod_specs(given({"modelServer.container": {"env": [mine]}}))[PODS["modelServer"]]["containers"][0]["env"]
+    assert env == [*(each for each in plain if each["name"] != "HF_HOME"), mine]
+    assert len(env) == len(plain)
+
+
 def test_a_models_pods_alone_take_what_it_says() -> None:
     models = [
         {"name": "a", "source": {"path": "/models/a"}, "podSpec": {"schedulerName": "volcano"}},
@@ -191,6 +211,33 @@ def test_an_ingress_leads_to_the_aggregators_and_lets_its_controller_in() -> Non
     assert alone["spec"] == {"ingressClassName": "nginx", "defaultBackend": backend}
 
 
+def test_a_path_of_an_ingress_without_a_backend_leads_to_the_aggregators() -> None:
+    backend = {"service": {"name": "t-tokenbatch-aggregator", "port": {"name": "http"}}}
+    other = {"service": {"name": "other", "port": {"number": 1}}}
+    paths: list[Object] = [
+        {"path": "/v1", "pathType": "Prefix"},
+        {"path": "/other", "pathType": "Exact", "backend": other},
+    ]
+    spec = {"rules": [{"host": "a.example", "http": {"paths": paths}}, {"host": "b.example", "http": {"paths": []}}]}
+    http = {"enabled": True, "ingress": {"spec": spec}}
+    ingress = find(given({"aggregator.http": http}), "Ingress", "t-tokenbatch-aggregator-http")
+    assert [rule["http"]["paths"] for rule in ingress["spec"]["rules"]] == [
+        [{**paths[0], "backend": backend}, paths[1]],
+        [{"path": "/", "pathType": "Prefix", "backend": backend}],
+    ]
+
+
+def test_a_rule_that_redirects_has_no_backend() -> None:
+    redirect: Object = {"filters": [{"type": "RequestRedirect", "requestRedirect": {"scheme": "https"}}]}
+    changed: Object = {"filters": [{"type": "URLRewrite", "urlRewrite": {"hostname": "a.example"}}]}
+    spec = {"parentRefs": [{"name": "gateway"}], "rules": [redirect, changed]}
+    route = find(given({"aggregator.httpRoute.spec": spec}), "HTTPRoute", "t-tokenbatch-aggregator")
+    assert route["spec"]["rules"] == [
+        redirect,
+        {**changed, "backendRefs": [{"name": "t-tokenbatch-aggregator", "port": 50051}]},
+    ]
+
+
 def test_routes_of_http_lead_to_its_port_beside_those_of_grpc() -> None:
     route: Object = {"spec": {"parentRefs": [{"name": "gateway"}]}}
     ingress: Object = {"spec": {"ingressClassName": "nginx"}}
@@ -236,3 +283,11 @@ def test_ways_out_lead_to_named_addresses_only() -> None:
     assert all("to" in rule for rule in rules)
     for at, port in enumerate((9092, 443, 53, 443)):
         assert any(rule["to"] == block(at) and rule["ports"][0]["port"] == port for rule in rules)
+
+
+def test_nobody_scrapes_metrics_where_nobody_is_named() -> None:
+    objects = given({"networkPolicy.monitoring": []})
+    rules = [rule for each in objects if each["kind"] == "NetworkPolicy" for rule in each["spec"].get("ingress") or ()]
+    assert len(rules) > 3
+    assert not any(port["port"] == "metrics" for rule in rules for port in rule.get("ports") or ())
+    assert not any(rule.get("from") == [] for rule in rules)

@@ -136,7 +136,9 @@ def test_every_settings_file_loads(case: str, tmp_path: Path) -> None:
     [
         ("keda", "", True),
         ("keda", "modelServer.autoscaling.minReplicas=1", False),
-        ("keda", "modelServer.autoscaling.enabled=false", False),
+        ("keda", "modelServer.autoscaling.enabled=false", True),
+        ("keda", "modelServer.autoscaling.enabled=false,modelServer.autoscaling.minReplicas=1", False),
+        ("keda", "autoscaling.mode=none", False),
         ("default", "", False),
     ],
 )

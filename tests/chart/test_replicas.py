@@ -94,6 +94,18 @@ async def test_an_upgrade_to_who_wakes_nothing_wakes_what_keda_scaled_to_none(mo
     assert f"kubectl --namespace ns scale deployment/{DEPLOYMENTS[1]} --replicas=1" in done.stderr
 
 
+OWN = "autoscaling.mode=keda,modelServer.autoscaling.enabled=false"
+
+
+async def test_an_upgrade_leaves_asleep_what_a_scaled_object_of_its_own_wakes(tmp_path: Path) -> None:
+    values = f"{OWN},modelServer.autoscaling.minReplicas=0"
+    objects = await rendered(tmp_path, 4, values, {DEPLOYMENTS[0]: 2, DEPLOYMENTS[1]: 0}, {})
+    assert find(objects, "Deployment", DEPLOYMENTS[1])["spec"]["replicas"] == 0
+    done = await upgrade(tmp_path, 4, "default", OWN, deployments({DEPLOYMENTS[1]: 0}))
+    assert done.returncode != 0
+    assert "If one of your own does, upgrade with autoscaling.minReplicas 0 of its model" in done.stderr
+
+
 async def test_who_says_none_gets_none(tmp_path: Path) -> None:
     values = f"{NONE},modelServer.replicas=0,aggregator.replicas=1"
     objects = await rendered(tmp_path, 4, values, dict.fromkeys(DEPLOYMENTS, 0), {})

@@ -104,10 +104,16 @@ requests that each of the two gets.
 {{- $root := . -}}
 {{- $items := list -}}
 {{- $slugs := dict -}}
+{{- range list "aggregator" "aggregator-pods" "scaler" "dashboard" -}}
+{{- $_ := set $slugs . (printf "the chart's own %s" .) -}}
+{{- end -}}
 {{- range $said := .Values.models -}}
 {{- $canary := default dict $said.canary -}}
 {{- if and $canary (not (dig "source" "revision" "" $canary)) -}}
 {{- fail (printf "models: %s has a canary without source.revision, which its requests are routed by" $said.name) -}}
+{{- end -}}
+{{- if and $canary (kindIs "invalid" $canary.share) -}}
+{{- fail (printf "models: %s has a canary without share: its part of the requests, 0 for none" $said.name) -}}
 {{- end -}}
 {{- range $onTrial := ternary (list false true) (list false) (not (empty $canary)) -}}
 {{- $model := deepCopy $root.Values.modelServer -}}
@@ -157,6 +163,11 @@ name: tokenbatch_scaler_figure
 name: {{ index . 1 }}
 {{- end }}
 selector: {matchLabels: {{ toJson $labels }}}
+{{- end -}}
+
+{{/* Whether KEDA may scale to zero, by the chart's ScaledObject or by another: (list $ $autoscaling). */}}
+{{- define "tokenbatch.toZero" -}}
+{{- if and (eq (index . 0).Values.autoscaling.mode "keda") (lt (int (index . 1).minReplicas) 1) -}}true{{- end -}}
 {{- end -}}
 
 {{/* Whether an autoscaler sets the replicas: (list $ $autoscaling). */}}

@@ -44,7 +44,8 @@ capabilities:
 {{/*
 A pod's spec with podSpec written over it, and container over its first container: (list $pods spec).
 
-Containers, volumes, mounts, environment and ports are added to the chart's. Everything else replaces what it names; null removes it.
+Containers, volumes, mounts, environment and ports are added to the chart's; a variable of the environment replaces that of the same name.
+Everything else replaces what it names; null removes it.
 */}}
 {{- define "tokenbatch.pod" -}}
 {{- $pods := index . 0 -}}
@@ -63,8 +64,14 @@ Containers, volumes, mounts, environment and ports are added to the chart's. Eve
 {{- $base := index . 0 -}}
 {{- $given := deepCopy (index . 1) -}}
 {{- range index . 2 -}}
-{{- if hasKey $given . -}}
-{{- $_ := set $given . (concat (default list (get $base .)) (get $given .)) -}}
+{{- $ours := default list (get $base .) -}}
+{{- $added := get $given . -}}
+{{- if and $added (eq . "env") -}}
+{{- $_ := set $given . (include "tokenbatch.env" (list $ours $added) | fromYamlArray) -}}
+{{- else if $added -}}
+{{- $_ := set $given . (concat $ours $added) -}}
+{{- else if kindIs "slice" $added -}}
+{{- $_ := unset $given . -}}
 {{- end -}}
 {{- end -}}
 {{- include "tokenbatch.override" (list $base $given) -}}
@@ -117,21 +124,25 @@ topologySpreadConstraints:
 {{- end -}}
 
 {{/*
-The value of spec.replicas, or nothing: (list $ name scaled replicas first).
+The value of spec.replicas, or nothing: (list $ name autoscaling replicas first).
 
 An autoscaler's number must not be in the manifest, nor one that no value gives. But after a manifest that had the field, one without it removes
 it, and the API server sets 1: then this is the present number. The annotation tokenbatch/replicas marks Deployments whose manifest never had the
-field. Only KEDA wakes a Deployment that it has scaled to zero.
+field. Only KEDA wakes a Deployment that it has scaled to zero, by a ScaledObject of the chart or of somebody else.
 */}}
 {{- define "tokenbatch.replicas" -}}
 {{- $root := index . 0 -}}
 {{- $name := index . 1 -}}
-{{- $scaled := index . 2 -}}
+{{- $scaled := include "tokenbatch.scaled" (list $root (index . 2)) -}}
+{{- $toZero := include "tokenbatch.toZero" (list $root (index . 2)) -}}
 {{- $found := lookup "apps/v1" "Deployment" $root.Release.Namespace $name -}}
 {{- if and (not $scaled) (not (kindIs "invalid" (index . 3))) -}}
 {{- int64 (index . 3) -}}
 {{- else if $found -}}
-{{- if and (eq (int64 $found.spec.replicas) 0) (or (not $scaled) (ne $root.Values.autoscaling.mode "keda")) -}}
+{{- if and (eq (int64 $found.spec.replicas) 0) (not $toZero) (or (not $scaled) (ne $root.Values.autoscaling.mode "keda")) -}}
+{{- if eq $root.Values.autoscaling.mode "keda" -}}
+{{- fail (printf "the Deployment %s has zero replicas, and none of the chart's ScaledObjects would start one. Nothing was changed. If one of your own does, upgrade with autoscaling.minReplicas 0 of its model; otherwise:\n  kubectl --namespace %s scale deployment/%s --replicas=1\nThen:\n  helm upgrade, with the same arguments" $name $root.Release.Namespace $name) -}}
+{{- end -}}
 {{- fail (printf "the Deployment %s has zero replicas, and with autoscaling.mode %s nobody would start one. Nothing was changed. If KEDA scales it, first:\n  helm upgrade with autoscaling.mode=keda and modelServer.autoscaling.minReplicas=1\nand otherwise:\n  kubectl --namespace %s scale deployment/%s --replicas=1\nThen:\n  helm upgrade, with the same arguments" $name $root.Values.autoscaling.mode $root.Release.Namespace $name) -}}
 {{- end -}}
 {{- if ne (dig "metadata" "annotations" "tokenbatch/replicas" "" $found) "autoscaler" -}}

@@ -12,7 +12,7 @@
 {{- continue -}}
 {{- end -}}
 {{- $model = dict "name" .name "aliases" .aliases "servers" (list $address) -}}
-{{- if and (include "tokenbatch.scaled" (list $ .autoscaling)) (lt (int .autoscaling.minReplicas) 1) -}}
+{{- if include "tokenbatch.toZero" (list $ .autoscaling) -}}
 {{- $_ := set $model "scales_to_zero" true -}}
 {{- end -}}
 {{- if eq (dig "model" "task" "auto" .config) "both" -}}

@@ -128,10 +128,12 @@ class Kind:
 def test_whatever_is_given_for_tls_means_tls(given: str, tmp_path: Path) -> None:
     (tmp_path / "pem").touch()
     file = str(tmp_path / "pem")
-    arguments: dict[str, Any] = {"tls": {"tls": True}, "ca": {"ca_file": file}}.get(
-        given, {"cert_file": file, "key_file": file}
-    )
-    assert Connection("here:1", **arguments).open(Kind()) == "by TLS"
+    arguments: dict[str, dict[str, Any]] = {
+        "tls": {"tls": True},
+        "ca": {"ca_file": file},
+        "own": {"cert_file": file, "key_file": file},
+    }
+    assert Connection("here:1", **arguments[given]).open(Kind()) == "by TLS"
     assert Connection("here:1").open(Kind()) == "in the clear"
 
 

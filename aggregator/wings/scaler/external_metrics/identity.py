@@ -32,9 +32,10 @@ _AUTHENTICATION = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver
 _DAYS = 90.0  # as certificates of cert-manager last by default
 _RENEWED_AT = 2 / 3  # of its time, as cert-manager does: a month is left to mend what fails
 _SKEW = timedelta(minutes=5)
-_CONFLICT = 409
+_FORBIDDEN, _CONFLICT = 403, 409
 _KEYS = {"ca_bundle": "ca.crt", "certificate": "tls.crt", "key": "tls.key"}
-_MADE_BY_CERT_MANAGER = "cert-manager.io/certificate-name"
+_NOTES_OF_CERT_MANAGER = "cert-manager.io/"
+_MADE_BY_CERT_MANAGER = f"{_NOTES_OF_CERT_MANAGER}certificate-name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ async def serving_certificate(
     """The certificate in the Secret of a Service.
 
     If there is none, or it is due, this makes one; if another replica was faster, that one's is returned. A certificate
-    of cert-manager is returned as it is. Raises KubernetesError.
+    of cert-manager is returned as it is until it expires: then cert-manager has left the Secret behind, if the scaler
+    may write it. Raises KubernetesError.
     """
     path = f"/api/v1/namespaces/{namespace}/secrets/{service}-tls"
     host = f"{service}.{namespace}.svc"
@@ -109,17 +111,21 @@ async def serving_certificate(
     while True:
         secret = await kubernetes.get(path)
         found = _read(secret)
-        if _MADE_BY_CERT_MANAGER in (secret["metadata"].get("annotations") or {}):
-            if found is None:
-                raise KubernetesError(0, f"the Secret {service}-tls does not hold a certificate yet")
-            return found
-        if found is not None and not is_due(found, names, clock()):
+        notes = secret["metadata"].get("annotations") or {}
+        theirs = _MADE_BY_CERT_MANAGER in notes
+        if theirs and found is None:
+            raise KubernetesError(0, f"the Secret {service}-tls does not hold a certificate yet")
+        if found is not None and not (has_expired(found, clock()) if theirs else is_due(found, names, clock())):
             return found
         made = make(names, clock(), found)
         data = {key: base64.b64encode(getattr(made, field)).decode() for field, key in _KEYS.items()}
+        own_notes = {key: value for key, value in notes.items() if not key.startswith(_NOTES_OF_CERT_MANAGER)}
+        metadata = secret["metadata"] | {"annotations": own_notes}
         try:
-            await kubernetes.update(path, secret | {"data": data})
+            await kubernetes.update(path, secret | {"metadata": metadata, "data": data})
         except KubernetesError as error:
+            if error.status == _FORBIDDEN and theirs and found is not None:
+                return found  # cert-manager is at work, and late
             if error.status != _CONFLICT:
                 raise
         else:
@@ -165,6 +171,12 @@ def is_due(found: Certificate, names: Sequence[str], now: datetime) -> bool:
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     present = set(alternative.get_values_for_type(x509.DNSName))
     return now >= start + (end - start) * _RENEWED_AT or not set(names) <= present
+
+
+def has_expired(found: Certificate, now: datetime) -> bool:
+    """Whether no client takes it any more."""
+    certificate = _parsed(found.certificate)
+    return certificate is not None and now >= certificate.not_valid_after_utc
 
 
 def _parsed(pem: bytes) -> x509.Certificate | None:

@@ -8,10 +8,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
+from kubernetes.client import Configuration
+from typing_extensions import override
 
 from aggregator.wings.scaler.external_metrics.identity import Certificate, is_due, make, serving_certificate
 from k8s.kube.connection import Kubernetes
-from k8s.kube.objects import KubernetesError
+from k8s.kube.objects import KubernetesError, Object
 from tests.support.fake_kubernetes import FakeKubernetesApi
 
 NAMES = ("scaler.ns.svc", "scaler.ns.svc.cluster.local")
@@ -87,19 +89,60 @@ async def test_a_renewal_in_time_is_made_by_one_and_taken_by_the_other() -> None
     assert found[0].certificate == found[1].certificate != first.certificate
 
 
+THEIRS = {"annotations": {"cert-manager.io/certificate-name": "scaler", "team": "search"}}
+
+
+def encoded_of(made: Certificate) -> dict[str, str]:
+    data = {"ca.crt": made.ca_bundle, "tls.crt": made.certificate, "tls.key": made.key}
+    return {key: base64.b64encode(value).decode() for key, value in data.items()}
+
+
 async def test_what_cert_manager_makes_is_waited_for_and_taken_as_it_is() -> None:
     fake = FakeKubernetesApi()
-    theirs = {"annotations": {"cert-manager.io/certificate-name": "scaler"}}
+    theirs = THEIRS
     made = make(("other.example",), NOW)
-    data = {"ca.crt": made.ca_bundle, "tls.crt": made.certificate, "tls.key": made.key}
     fake.put(SECRET, {"metadata": dict(theirs)})
     async with fake.started() as kubernetes:
         with pytest.raises(KubernetesError, match="does not hold a certificate yet"):
             await current(kubernetes)
-        encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
+        encoded = encoded_of(made)
         fake.put(SECRET, {"metadata": dict(theirs), "data": encoded})
         assert await current(kubernetes, LATER) == made
         del encoded["ca.crt"]
         fake.put(SECRET, {"metadata": dict(theirs), "data": encoded})
         assert await current(kubernetes, LATER) == Certificate(b"", made.certificate, made.key)
     assert {call.split()[0] for call in fake.calls} == {"GET"}
+
+
+async def test_what_cert_manager_left_behind_is_renewed_once_it_has_expired() -> None:
+    fake = FakeKubernetesApi()
+    left = make(NAMES, NOW)
+    fake.put(SECRET, {"metadata": dict(THEIRS), "data": encoded_of(left)})
+    async with fake.started() as kubernetes:
+        expired = NOW + timedelta(days=91)
+        assert await current(kubernetes, NOW + timedelta(days=89)) == left
+        made = await current(kubernetes, expired)
+        assert await current(kubernetes, expired) == made != left
+        assert fake.objects[SECRET]["metadata"]["annotations"] == {"team": "search"}
+        assert await current(kubernetes, expired + timedelta(days=61)) != made  # renewed in time from now on
+
+
+class ReadOnly(Kubernetes):
+    """The API with the rights that the scaler has while cert-manager makes its certificate."""
+
+    @override
+    async def update(self, path: str, content: Object) -> Object:
+        raise KubernetesError(403, "secrets is forbidden")
+
+
+async def test_an_expired_certificate_of_cert_manager_at_work_is_its_own_to_renew() -> None:
+    fake = FakeKubernetesApi()
+    late = make(NAMES, NOW)
+    fake.put(SECRET, {"metadata": dict(THEIRS), "data": encoded_of(late)})
+    async with fake.started():
+        kubernetes = ReadOnly(Configuration(fake.url, proxy=""))
+        assert await current(kubernetes, NOW + timedelta(days=91)) == late
+        fake.put(SECRET, {"data": encoded_of(late)})
+        with pytest.raises(KubernetesError, match="forbidden"):
+            await current(kubernetes, NOW + timedelta(days=91))
+        await kubernetes.close()
