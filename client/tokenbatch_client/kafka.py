@@ -6,12 +6,12 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from itertools import cycle
 from typing import Any, NamedTuple, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError, ProducerClosed, UnknownTopicOrPartitionError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, UnknownTopicOrPartitionError
 from google.protobuf import json_format
 from google.protobuf.message import Message
 from typing_extensions import Self
@@ -30,6 +30,8 @@ _FLUSH_S = 60.0
 """What was sent and not flushed has so long at the end to be written, as by submit's time-out."""
 _STOP_S = 3.0
 """What is not written by then is given up: an idempotent producer tries for ever, and its stop waits for it."""
+_LAST_S = 0.1
+"""A request to a broker that is away is cut off after so long."""
 _M = TypeVar("_M", bound=Message)
 
 
@@ -190,12 +192,15 @@ class KafkaClient:
     async def _stop(self) -> None:
         """Stop the producer, with what it has not written if a broker does not answer."""
         try:
-            await asyncio.wait_for(self._producer.stop(), _STOP_S)
-        except asyncio.TimeoutError:
-            await self._producer.client.close()  # ends what the sender has under way
-            await self._producer._sender.close()  # noqa: SLF001 - stop waits without end before it does this
+            await asyncio.wait_for(self._producer.flush(), _STOP_S)
+        except asyncio.TimeoutError:  # the producer's own stop would wait without end, so this does what it does then
             self._give_up()
-            self._producer._message_accumulator.fail_all(ProducerClosed())  # noqa: SLF001 - or its tasks wait on
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._producer._sender.close(), _LAST_S)  # noqa: SLF001
+            await self._producer.client.close()
+            self._producer._closed = True  # noqa: SLF001
+        else:
+            await self._producer.stop()
 
     def _give_up(self) -> None:
         """Nobody asks any more what became of what was sent."""

@@ -95,7 +95,7 @@ def test_null_removes_a_list_and_an_empty_one_adds_nothing(part: str, version: i
     spec = pod_specs(given(none, version=version))[PODS[part]]
     (container,) = plain["containers"]
     assert spec == {**plain, "containers": [{key: value for key, value in container.items() if key != "env"}]}
-    empty = {f"{part}.podSpec": {"initContainers": [], "volumes": []}, f"{part}.container": {"env": []}}
+    empty: Object = {f"{part}.podSpec": {"initContainers": [], "volumes": []}, f"{part}.container": {"env": []}}
     assert pod_specs(given(empty, version=version))[PODS[part]] == plain
 
 

@@ -6,7 +6,8 @@ from itertools import cycle
 from typing import Any
 
 import pytest
-from aiokafka.errors import ProducerClosed
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaConnectionError
 from tokenbatch_client import DeadlineExceeded
 from tokenbatch_client.kafka import KafkaClient
 
@@ -30,14 +31,14 @@ class Away:
         self._takes = takes
         self.closed: list[object] = []
         self.client, self._sender = Part(self.closed, "client"), Part(self.closed, "sender")
-        self._message_accumulator = self
+        self._closed = False
 
-    async def stop(self) -> None:
-        """That of aiokafka waits until all is acknowledged."""
+    async def flush(self) -> None:
+        """It waits until all is acknowledged, and so does aiokafka's stop."""
         await asyncio.get_running_loop().create_future()
 
-    def fail_all(self, error: Exception) -> None:
-        self.closed.append(type(error))
+    async def stop(self) -> None:
+        await self.flush()
 
     def create_batch(self) -> Any:
         return self
@@ -81,7 +82,7 @@ async def within(client: KafkaClient, work: Callable[[], Awaitable[object]]) -> 
     await client.__aexit__(None, None, None)
 
 
-GIVEN_UP = ["client", "sender", ProducerClosed]
+GIVEN_UP = ["sender", "client"]
 
 
 @pytest.mark.parametrize("takes", [False, True])
@@ -128,3 +129,36 @@ async def test_who_catches_the_error_inside_the_block_leaves_it_soon() -> None:
     await within(client, caught)
     assert asyncio.get_running_loop().time() - began_s == pytest.approx(5.0)
     assert producer.closed == GIVEN_UP
+
+
+async def _nothing(*_: object, **__: object) -> None:
+    """What a client of Kafka does at its start, and when it waits for what it knows of a topic."""
+
+
+async def _refused(*_: object, **__: object) -> None:
+    raise KafkaConnectionError("refused")
+
+
+async def _silent(*_: object, **__: object) -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize("answers", [_refused, _silent])
+@in_virtual_time
+async def test_aiokafkas_own_producer_is_stopped_while_kafka_is_away(answers: Any) -> None:
+    client = KafkaClient("kafka:9092")
+    producer: Any = AIOKafkaProducer(bootstrap_servers="kafka:9092", enable_idempotence=True)
+    producer.client.bootstrap = producer.client._wait_on_metadata = _nothing  # noqa: SLF001
+    producer.client.cluster.leader_for_partition = lambda _: 0
+    producer.client.send, producer._partition = answers, lambda *_: 0  # noqa: SLF001
+    producer._txn_manager.set_pid_and_epoch(1, 0)  # noqa: SLF001
+    client._producer, client._partitions = producer, cycle([0])  # noqa: SLF001
+    client._open.push_async_callback(client._stop)  # noqa: SLF001
+    before = asyncio.all_tasks()
+    await producer.start()
+    began_s = asyncio.get_running_loop().time()
+    with pytest.raises(DeadlineExceeded, match="Kafka does not answer"):
+        await within(client, lambda: anext(client.submit(["a"], timeout_s=2.0)))
+    assert asyncio.get_running_loop().time() - began_s == pytest.approx(5.1)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
