@@ -23,12 +23,16 @@ class Wire:
     def __init__(self) -> None:
         self.written = b""
         self.is_closed = self.is_paused = False
+        self.unread_bytes = 0
 
     def get_extra_info(self, name: str) -> None:
         """It has no address, and no certificate."""
 
     def write(self, data: bytes) -> None:
         self.written += data
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread_bytes
 
     def close(self) -> None:
         self.is_closed = True

@@ -30,7 +30,6 @@ class Connection(PooledConnection, asyncio.BufferedProtocol):
     """A client; `state` says what it waits for."""
 
     transport: asyncio.Transport
-    state = State.IDLE
     _state_before = State.IDLE
     """The state that `WRITING` ends in."""
     _exchange: Exchange | None = None
@@ -77,7 +76,7 @@ class Connection(PooledConnection, asyncio.BufferedProtocol):
 
     @override
     def close(self) -> None:
-        self.state, self.due_s = State.CLOSING, time.monotonic() + TIMEOUT_S[State.CLOSING]
+        self.await_reader(State.CLOSING, self.transport.get_write_buffer_size())
         self._held = b""
         if not self._connections.is_busy(self):
             self._connections.set_lingering(self)
@@ -89,7 +88,7 @@ class Connection(PooledConnection, asyncio.BufferedProtocol):
         match self.state:
             case State.IDLE | State.HEAD | State.LINGERING:
                 self.close()
-            case State.WRITING | State.CLOSING:
+            case State.WRITING | State.CLOSING if not self.is_read(self.transport.get_write_buffer_size()):
                 self._connections.on_closed(UNREAD)
                 self.abort()
             case State.BODY:
@@ -369,7 +368,7 @@ class Connection(PooledConnection, asyncio.BufferedProtocol):
         if self.state in (State.LINGERING, State.CLOSING, State.WRITING):
             return
         self._state_before = self.state
-        self.state, self.due_s = State.WRITING, time.monotonic() + TIMEOUT_S[State.WRITING]
+        self.await_reader(State.WRITING, self.transport.get_write_buffer_size())
         if self._exchange is not None:
             self._exchange.pause()
         (self._connections.set_lingering if self._held else self._connections.set_busy)(self)

@@ -47,14 +47,31 @@ TIMEOUT_S = {
     State.CLOSING: 30.0,
 }
 """How long a connection may be in a state."""
+LEAST_READ_BYTES = 64 * 1024
+"""What a client reads in `TIMEOUT_S`, at least, to get as long again: others need the room of its response."""
 
 
 class PooledConnection:
-    """One of the `Connections`; `due_s` (monotonic): when it has been in its state for too long."""
+    """One of the `Connections`; `due_s` (monotonic): when it has been in its `state` for too long."""
 
+    state = State.IDLE
     due_s = inf
+    _unread_bytes = 0
+    """Of what is written, when its client's time to read began."""
     pool: dict[PooledConnection, None] | None = None
     """The one of their lists that it is in."""
+
+    def await_reader(self, state: State, unread_bytes: int) -> None:
+        """Give its client time to read so much that is written."""
+        self.state, self.due_s = state, time.monotonic() + TIMEOUT_S[state]
+        self._unread_bytes = unread_bytes
+
+    def is_read(self, unread_bytes: int) -> bool:
+        """Whether its client, whose time has passed, has read enough to be given as long again, and is."""
+        if self._unread_bytes - unread_bytes < LEAST_READ_BYTES:
+            return False
+        self.await_reader(self.state, unread_bytes)
+        return True
 
     def close(self) -> None:
         """Close it once all that is written is sent."""

@@ -15,6 +15,8 @@ from typing import Any
 from urllib.parse import unquote
 
 _JOINED_BYTES = 64 * 1024  # a larger body is not copied behind its head
+_PIECE_BYTES = 128 * 1024
+"""Of a large body over TLS, written in a turn of the event loop: encrypted in 0.7 ms."""
 
 
 class HttpError(Exception):
@@ -117,6 +119,9 @@ class Exchange:
     _length = 0
     _task: asyncio.Task[None] | None = None
     _writes_chunks = False
+    _unwritten = memoryview(b"")
+    """The rest of a response that is written piece by piece."""
+    _next_piece: asyncio.Handle | None = None
 
     def __init__(
         self, transport: asyncio.Transport, service: Service, on_answered: Callable[[], None] = lambda: None
@@ -238,8 +243,29 @@ class Exchange:
             self._transport.write(head + body)
         else:
             self._transport.write(head)
+            if self.is_secure and self.serve is not None:
+                self.on_late = None
+                self._unwritten = memoryview(body)
+                self._write_piece()
+                return
             self._transport.write(body)
         self._end()
+
+    def _write_piece(self) -> None:
+        """Write the next piece; those after it in other turns, once the client has read most of what is written."""
+        self._next_piece = None
+        if self._drained is not None or self.is_gone or self._transport.is_closing():
+            return
+        piece, self._unwritten = self._unwritten[:_PIECE_BYTES], self._unwritten[_PIECE_BYTES:]
+        self._transport.write(bytes(piece))
+        if self._unwritten:
+            self._write_later()
+        else:
+            self._end()
+
+    def _write_later(self) -> None:
+        if self._next_piece is None:
+            self._next_piece = asyncio.get_running_loop().call_soon(self._write_piece)
 
     def own_headers(self, headers: Mapping[str, str]) -> str:
         """Lines of further headers of a whole response that has these."""
@@ -275,6 +301,8 @@ class Exchange:
         drained, self._drained = self._drained, None
         if drained is not None and not drained.done():  # a task that waited may be cancelled
             drained.set_result(None)
+        if self._unwritten:
+            self._write_later()
 
     def end_stream(self) -> None:
         if self._writes_chunks:
