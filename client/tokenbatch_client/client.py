@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -182,7 +182,7 @@ class _Calls:
         return seconds(timeout_s or self._timeout_s)
 
     @contextmanager
-    def _at_work(self) -> Iterator[None]:
+    def _at_work(self) -> Generator[None]:
         """An attempt. Raises Closed for what gRPC raises where the client is closed, before it or meanwhile."""
         if self._closed.is_set():
             raise Closed
