@@ -6,14 +6,17 @@ import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec import inspect
 
 from aggregator.sources.http.errors import FieldError
 
-_PLACE = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
+_AT = " - at `$"
+_PATH = re.compile(r"((?:\.\w+|\[(?:\d+|\.\.\.)\])+)`")
+_LONGEST_PATH = 256
+"""Characters of the place of a fault; a longer one is none, but a text of the caller."""
 _NAMED = re.compile(r"^Object (contains unknown|missing required) field `(.*)`$", re.DOTALL)
 _GOT = re.compile(r"(?:, got `(\w+)`|^Invalid enum value (.*))$", re.DOTALL)
 _STEP = re.compile(r"\[(?:\d+|\.\.\.)\]|[^.\[]+")
@@ -33,9 +36,12 @@ _SIMPLE: dict[type, str] = {inspect.StrType: _KINDS["str"], inspect.BoolType: _K
 
 def refusal(error: msgspec.ValidationError, form: type, inside: str) -> FieldError:
     """What is wrong with a body of `form`, or with its field `inside`."""
-    message, path = cast("re.Match[str]", _PLACE.match(str(error))).groups()
-    place = f"{inside}{path or ''}"
-    kind = _type_at(_type_of(form), _STEP.findall(path or ""))
+    text, root = str(error), _type_of(form)
+    message, path = _placed(text)
+    kind = _type_at(root, _STEP.findall(path))
+    if _NAMED.match(text) and not (_NAMED.match(message) and _is_object(kind)):
+        message, path, kind = text, "", root  # the name of a field of the body looks like a place
+    place = f"{inside}{path}"
     if named := _NAMED.match(message):
         how, name = named.groups()
         field = f"{place}.{name}" if place else name
@@ -46,6 +52,14 @@ def refusal(error: msgspec.ValidationError, form: type, inside: str) -> FieldErr
     if got := _GOT.search(message):
         wrong = f", got {_KINDS.get(got[1], got[1]) or got[2]}"
     return FieldError(f"{place or 'the body'}: expected {_words(kind)}{wrong}", place)
+
+
+def _placed(text: str) -> tuple[str, str]:
+    """What msgspec says is wrong, and where: the last place that it names, as the caller's text may look like one."""
+    message, found, rest = text.rpartition(_AT)
+    if not found or len(rest) > _LONGEST_PATH or not (path := _PATH.fullmatch(rest)):
+        return text, ""
+    return message, path[1].removeprefix(".")
 
 
 @lru_cache(maxsize=64)
@@ -62,6 +76,10 @@ def _alternatives(kind: inspect.Type | None) -> Iterator[inspect.Type]:
             yield from _alternatives(each)
     elif kind is not None:
         yield kind
+
+
+def _is_object(kind: inspect.Type | None) -> bool:
+    return any(isinstance(each, inspect.StructType) for each in _alternatives(kind))
 
 
 def _type_at(kind: inspect.Type | None, steps: list[str]) -> inspect.Type | None:

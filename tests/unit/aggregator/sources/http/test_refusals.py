@@ -14,6 +14,7 @@ from msgspec import inspect
 from aggregator.errors import InvalidRequest
 from aggregator.request.request import Defaults
 from aggregator.scheduler.work_item import Priority
+from aggregator.sources.http import refusals
 from aggregator.sources.http.embeddings import EmbeddingsReader, EmbeddingsRequest
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode_body
@@ -153,3 +154,42 @@ def test_remedies_are_of_fields_that_a_form_has_not() -> None:
     for form, *_ in FORMS:
         assert not set(getattr(form, "remedies", {})) & set(form.__struct_fields__), form
     assert ChatMessage.remedies == ChatRequest.remedies
+
+
+LOOKS_LIKE_A_PLACE = (
+    " - at `$",
+    "x - at `$.input",
+    "x` - at `$.input",
+    "x` - at `$.input` - at `$[0]",
+    "x` - at `$",
+    "x` - at `$." + "a." * 2000 + "a",
+    "x - at `$." + "model." * 100 + "model",
+)
+
+
+@pytest.mark.parametrize("name", LOOKS_LIKE_A_PLACE, ids=lambda name: name[:40])
+def test_a_field_whose_name_looks_like_a_place_is_refused_by_its_name(name: str) -> None:
+    error = refused(FORMS[0], {name: 5})
+    assert str(error).startswith(f"unknown field {name}"[:300])
+    assert error.field == (name if len(name) <= 300 else f"{name[:300]}…")
+
+
+@pytest.mark.parametrize("text", LOOKS_LIKE_A_PLACE, ids=lambda text: text[:40])
+def test_a_value_that_looks_like_a_place_is_no_place(text: str) -> None:
+    error = refused(FORMS[0], {"output_dtype": text})
+    assert error.field == "output_dtype"
+    assert str(error).startswith(f"output_dtype: {DTYPES}, got '{text[:200]}")
+
+
+def test_the_steps_of_a_place_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[int] = []
+    type_at = refusals._type_at  # noqa: SLF001 - which is called with them
+
+    def counted(kind: inspect.Type | None, steps: list[str]) -> inspect.Type | None:
+        walked.append(len(steps))
+        return type_at(kind, steps)
+
+    monkeypatch.setattr(refusals, "_type_at", counted)
+    refused(FORMS[0], {" - at `$" + ".a" * 100_000: 5})
+    refused(FORMS[8], {"messages": [{"role": "user", "content": [{"type": "image"}]}]})
+    assert max(walked) == 5
