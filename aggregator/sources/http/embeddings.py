@@ -34,6 +34,8 @@ FOREIGN_IDS = (
 )
 FEWER_CHUNKS = "fewer chunks of the document at once"
 """What helps a document in chunks that is too long."""
+_MOST_DESCRIBED = 512
+"""Vectors as bytes whose places one header names: 120 bytes each, and Python's http.client reads a line of 64 KiB."""
 Number = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT32)]
 TEXT_SCHEMA = {"type": "string"}
 IDS_SCHEMA = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": MAX_INT32}}
@@ -174,6 +176,8 @@ class EmbeddingsReader:
             truncate_to=max(0, asked.truncate_prompt_tokens or 0),  # -1: to what the model takes
             tenant=asked.user or "",
         )
+        if asked.encoding_format == "bytes":
+            _check_described(message)
         if normalize is not None:
             message.normalize = normalize
         if asked.tokenizer:
@@ -211,6 +215,17 @@ class EmbeddingsReader:
         if asked.late_chunking:
             return (pb.Input(chunks=pb.Chunks(texts=texts)),)
         return [pb.Input(text=text) for text in texts]
+
+
+def _check_described(message: pb.EmbedRequest) -> None:
+    """Raises FieldError for more vectors than a header can describe."""
+    count = sum(len(each.chunks.texts) or 1 for each in message.inputs)
+    if count > _MOST_DESCRIBED:
+        raise FieldError(
+            f"bytes describes its vectors in a header, {_MOST_DESCRIBED} at most, got {count}: send fewer inputs, or"
+            " ask for bytes_only or base64",
+            "encoding_format",
+        )
 
 
 def check_nesting(raw: bytes, field: str) -> None:

@@ -47,7 +47,7 @@ VLLM = [
     Field("add_special_tokens", False),
     Field("request_id", "mine"),
     Field("priority", -1),
-    Field("encoding_format", "bytes"),
+    Field("encoding_format", "bytes", "at most 512 vectors, as a header describes them (some proxies pass 8 kB: 60)"),
     Field("encoding_format", "bytes_only"),
     Field("embed_dtype", "float32"),
     Field("embed_dtype", "float16", "of `base64` and bytes"),
