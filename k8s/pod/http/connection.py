@@ -88,9 +88,10 @@ class Connection(PooledConnection, asyncio.BufferedProtocol):
         match self.state:
             case State.IDLE | State.HEAD | State.LINGERING:
                 self.close()
-            case State.WRITING | State.CLOSING if not self.is_read(self.transport.get_write_buffer_size()):
-                self._connections.on_closed(UNREAD)
-                self.abort()
+            case State.WRITING | State.CLOSING:
+                if not self.is_read(self.transport.get_write_buffer_size()):
+                    self._connections.on_closed(UNREAD)
+                    self.abort()
             case State.BODY:
                 message = f"the complete body did not arrive within {TIMEOUT_S[State.BODY]:g} s"
                 self._now.fail(HttpError(408, "request_timeout", message, closes=True, retryable=True))

