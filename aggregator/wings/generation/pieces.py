@@ -6,6 +6,8 @@ import re
 
 from tokenizers import AddedToken, Tokenizer
 
+from aggregator.tokenizers.tokenizer import survives_panic
+
 _BYTE = re.compile(r"^<0x([0-9A-F]{2})>$")
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 """Bytes that a byte-level tokenizer writes as the character of that number; the others follow from U+0100 (GPT-2)."""
@@ -25,6 +27,7 @@ class Pieces:
         self._anchor = self._reference.encode_batch_fast(["a"], add_special_tokens=False)[0].ids
         self._anchored = self._reference.decode(self._anchor)
 
+    @survives_panic
     def piece(self, token_id: int) -> tuple[str, bytes]:
         """Its name and its bytes; a special token has a name, and no bytes in a text."""
         added = self._added.get(token_id)

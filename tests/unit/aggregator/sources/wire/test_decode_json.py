@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.errors import InvalidRequest, RequestError
+from aggregator.sources.wire import message
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS, decode_embed_json
 from protos.embedding.v1 import embedding_pb2 as pb
 
@@ -155,3 +157,22 @@ def test_token_ids_of_all_inputs_together_are_bounded_as_in_protobuf() -> None:
     one_more = most.replace(b"]}}]}", b']}},{"tokenIds":{"ids":[1]}}]}')
     with pytest.raises(InvalidRequest, match="more than 1048576 token ids"):
         decode_embed_json(one_more, 3)
+
+
+def test_a_long_text_is_not_searched_for_strings_that_it_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search of 4 MiB lets no other thread run for 40 ms."""
+
+    class Marks:
+        searched = 0
+
+        def finditer(self, value: bytes) -> Iterator[bytes]:
+            self.searched += 1
+            return iter([value] * 10_000)
+
+    marks = Marks()
+    monkeypatch.setattr(message, "_MARKS", marks)
+    assert len(parse({"inputs": [{"text": "a " * 100_000}]}).inputs) == 1
+    assert not marks.searched
+    with pytest.raises(InvalidRequest, match="more than 4136 strings"):
+        parse({"inputs": [{"text": "[" * 5000}]})
+    assert marks.searched == 1
