@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from aggregator.request.request import MAX_INPUTS, Defaults
 from aggregator.scheduler.work_item import Priority
 from aggregator.sources.http import json_bounds
-from aggregator.sources.http.embeddings import EmbeddingsReader
+from aggregator.sources.http.embeddings import EmbeddingsReader, EmbeddingsRequest
 from aggregator.sources.http.errors import FieldError
 from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.http.json_bounds import MOST_ELEMENTS, holds_more
@@ -22,15 +22,15 @@ from aggregator.sources.wire.decode import SMALL_BYTES
 from aggregator.wings.generation.forms import GenerationReader
 from aggregator.wings.http_forms.cohere import read_embed
 from aggregator.wings.http_forms.voyage import read_documents
-from aggregator.wings.ranking.http import RerankBody, read_classify, read_rerank, read_score
-from aggregator.wings.tokenize.bodies import read_detokenize
+from aggregator.wings.ranking.http import read_classify, read_rerank, read_score
 from tests.support.fake_source import GRPC
 from tests.support.http_bodies import AnyRevision
 
 DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE)
 EMBEDDINGS = EmbeddingsReader(AnyRevision(), trusts_token_ids=True)
 CHAT = GenerationReader(AnyRevision(), trusts_token_ids=False).chat
-EMBED, RERANK = partial(read_embed, version=2), partial(read_rerank, returns_documents=True)
+EMBED = partial(read_embed, version=2)
+RERANK = partial(read_rerank, returns_documents=True)
 CODE = 'if (a[0] == "{") { return [[], {"b": "\\\\"}]; } ' * 8
 """Brackets and quotes within a text are none of the body."""
 PART = {"type": "text", "text": CODE}
@@ -74,30 +74,17 @@ def test_more_lists_and_objects_than_any_form_has_are_refused(read: Any, data: b
         read(data, DEFAULTS, "id")
 
 
-def test_more_documents_in_chunks_than_are_taken_are_refused() -> None:
-    with pytest.raises(FieldError, match="3000 documents: at most 2048 are taken"):
-        read_documents(json.dumps({"inputs": [[]] * 3000}).encode(), DEFAULTS, "id")
-
-
 @pytest.mark.parametrize("value", [b"[[1], {}]", b'"salt"', b"1", b"{}", b"false"])
 def test_a_field_that_changes_nothing_is_named_and_not_decoded(value: bytes) -> None:
-    asked = decode_body(msgspec.json.Decoder(RerankBody), b'{"query":"q","documents":"d","metadata":%b}' % value)
+    asked = decode_body(msgspec.json.Decoder(EmbeddingsRequest), b'{"input":"a","metadata":%b}' % value)
     assert isinstance(asked.metadata, msgspec.Raw)
     assert bytes(asked.metadata) == value
     assert asked.ignored() == "metadata"
 
 
 def test_a_field_that_changes_nothing_may_be_null() -> None:
-    data = b'{"query":"q","documents":"d","metadata": null , "cache_salt":null}'
-    assert not decode_body(msgspec.json.Decoder(RerankBody), data).ignored()
-
-
-def test_more_token_ids_than_any_model_takes_are_refused_undecoded() -> None:
-    ids = [1] * 20_000
-    data = json.dumps({"tokens": ids, "model": "m"}).encode()
-    assert read_detokenize(data, most=20_000).tokens == ids
-    with pytest.raises(FieldError, match="more than 19998 token ids"):
-        read_detokenize(data, most=19_998)
+    data = b'{"input":"a","metadata": null , "cache_salt":null}'
+    assert not decode_body(msgspec.json.Decoder(EmbeddingsRequest), data).ignored()
 
 
 def test_half_a_character_among_too_many_numbers_is_not_looked_for() -> None:

@@ -11,7 +11,7 @@ import pytest
 from aggregator.request.request import Failure
 from aggregator.sources.http.errors import FieldError, error_of
 from aggregator.sources.http.json_body import decode_body
-from aggregator.wings.tokenize.bodies import DETOKENIZE, TOKENIZE
+from aggregator.wings.tokenize.bodies import DETOKENIZE, TOKENIZE, read_detokenize
 
 MINIMAL: list[tuple[msgspec.json.Decoder[Any], dict[str, Any]]] = [
     (TOKENIZE, {"prompt": "a", "add_special_tokens": False}),
@@ -49,3 +49,11 @@ def test_tokens_that_are_empty_are_not_missing() -> None:
     assert decode_body(DETOKENIZE, b'{"tokens":[],"wings":null}') == decode_body(DETOKENIZE, b'{"tokens":[]}')
     with pytest.raises(FieldError, match="tokens: expected a list, each a whole number of at least 0, got null"):
         decode_body(DETOKENIZE, b'{"tokens":null}')
+
+
+def test_more_token_ids_than_any_model_takes_are_refused_undecoded() -> None:
+    ids = [1] * 20_000
+    data = json.dumps({"tokens": ids, "model": "m"}).encode()
+    assert read_detokenize(data, most=20_000).tokens == ids
+    with pytest.raises(FieldError, match="more than 19998 token ids"):
+        read_detokenize(data, most=19_998)
