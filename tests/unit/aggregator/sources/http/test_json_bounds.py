@@ -28,50 +28,56 @@ from tests.support.http_bodies import AnyRevision
 
 DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE)
 EMBEDDINGS = EmbeddingsReader(AnyRevision(), trusts_token_ids=True)
-CHAT = GenerationReader(AnyRevision(), trusts_token_ids=False).chat
-EMBED = partial(read_embed, version=2)
-RERANK = partial(read_rerank, returns_documents=True)
+READS: dict[str, Any] = {
+    "embeddings": EMBEDDINGS,
+    "embed": partial(read_embed, version=2),
+    "rerank": partial(read_rerank, returns_documents=True),
+    "score": read_score,
+    "classify": read_classify,
+    "documents": read_documents,
+    "chat": GenerationReader(AnyRevision(), trusts_token_ids=False).chat,
+}
 CODE = 'if (a[0] == "{") { return [[], {"b": "\\\\"}]; } ' * 8
 """Brackets and quotes within a text are none of the body."""
 PART = {"type": "text", "text": CODE}
-LARGEST: list[tuple[Any, dict[str, Any]]] = [
-    (EMBEDDINGS, {"input": [CODE] * MAX_INPUTS, "tool_calls": None}),
-    (EMBEDDINGS, {"input": [[101, *range(9), 102]] * MAX_INPUTS}),
-    (EMBED, {"texts": [CODE] * MAX_INPUTS}),
-    (EMBED, {"inputs": [{"content": [PART]}] * MAX_INPUTS}),
-    (RERANK, {"query": "q", "documents": [{"text": CODE}] * MAX_INPUTS}),
-    (RERANK, {"query": "q", "documents": [{"content": [PART]}] * MAX_INPUTS}),
-    (read_score, {"text_1": [{"text": CODE}] * MAX_INPUTS, "text_2": [{"text": CODE}] * MAX_INPUTS}),
-    (read_classify, {"input": [CODE] * MAX_INPUTS}),
-    (read_documents, {"inputs": [[CODE]] * MAX_INPUTS}),
-    (read_documents, {"inputs": [[CODE] * MAX_INPUTS]}),
-    (CHAT, {"messages": [{"role": "user", "content": [PART] * 4, "tool_calls": []}] * 1024}),
+LARGEST: list[tuple[str, dict[str, Any]]] = [
+    ("embeddings", {"input": [CODE] * MAX_INPUTS, "tool_calls": None}),
+    ("embeddings", {"input": [[101, *range(9), 102]] * MAX_INPUTS}),
+    ("embed", {"texts": [CODE] * MAX_INPUTS}),
+    ("embed", {"inputs": [{"content": [PART]}] * MAX_INPUTS}),
+    ("rerank", {"query": "q", "documents": [{"text": CODE}] * MAX_INPUTS}),
+    ("rerank", {"query": "q", "documents": [{"content": [PART]}] * MAX_INPUTS}),
+    ("score", {"text_1": [{"text": CODE}] * MAX_INPUTS, "text_2": [{"text": CODE}] * MAX_INPUTS}),
+    ("classify", {"input": [CODE] * MAX_INPUTS}),
+    ("documents", {"inputs": [[CODE]] * MAX_INPUTS}),
+    ("documents", {"inputs": [[CODE] * MAX_INPUTS]}),
+    ("chat", {"messages": [{"role": "user", "content": [PART] * 4, "tool_calls": []}] * 1024}),
 ]
 NESTED = b"[" + b"[]," * 20_000 + b"[]]"
 TOO_MANY = "the body has too many texts, lists and objects: send fewer inputs in one request"
 
 
-@pytest.mark.parametrize(("read", "body"), LARGEST)
+@pytest.mark.parametrize(("form", "body"), [case for case in LARGEST if case[0] in READS])
 @pytest.mark.parametrize("escapes", [False, True])
-def test_the_largest_body_of_each_form_is_taken(read: Any, body: dict[str, Any], escapes: bool) -> None:
+def test_the_largest_body_of_each_form_is_taken(form: str, body: dict[str, Any], escapes: bool) -> None:
     data = json.dumps(body, ensure_ascii=escapes).encode()
     assert len(data) > SMALL_BYTES
-    read(data, DEFAULTS, "id")
+    READS[form](data, DEFAULTS, "id")
 
 
-@pytest.mark.parametrize(
-    ("read", "data"),
-    [
-        (EMBEDDINGS, b'{"input":"a","metadata":%b}' % NESTED),
-        (EMBEDDINGS, b'\xef\xbb\xbf{"input":"a","metadata":%b}' % NESTED),
-        (RERANK, b'{"query":"q","documents":%b}' % NESTED.replace(b"[]", b"{}")),
-        (read_documents, b'{"inputs":%b}' % NESTED),
-        (CHAT, b'{"messages":[{"role":"user","content":%b}]}' % NESTED),
-    ],
-)
-def test_more_lists_and_objects_than_any_form_has_are_refused(read: Any, data: bytes) -> None:
+NESTED_BODIES: list[tuple[str, bytes]] = [
+    ("embeddings", b'{"input":"a","metadata":%b}' % NESTED),
+    ("embeddings", b'\xef\xbb\xbf{"input":"a","metadata":%b}' % NESTED),
+    ("rerank", b'{"query":"q","documents":%b}' % NESTED.replace(b"[]", b"{}")),
+    ("documents", b'{"inputs":%b}' % NESTED),
+    ("chat", b'{"messages":[{"role":"user","content":%b}]}' % NESTED),
+]
+
+
+@pytest.mark.parametrize(("form", "data"), [case for case in NESTED_BODIES if case[0] in READS])
+def test_more_lists_and_objects_than_any_form_has_are_refused(form: str, data: bytes) -> None:
     with pytest.raises(FieldError, match=TOO_MANY):
-        read(data, DEFAULTS, "id")
+        READS[form](data, DEFAULTS, "id")
 
 
 @pytest.mark.parametrize("value", [b"[[1], {}]", b'"salt"', b"1", b"{}", b"false"])
