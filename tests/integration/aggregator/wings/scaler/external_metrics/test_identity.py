@@ -135,7 +135,7 @@ class ReadOnly(Kubernetes):
         raise KubernetesError(403, "secrets is forbidden")
 
 
-async def test_an_expired_certificate_of_cert_manager_at_work_is_its_own_to_renew() -> None:
+async def test_an_expired_certificate_of_cert_manager_is_renewed() -> None:
     fake = FakeKubernetesApi()
     late = make(NAMES, NOW)
     fake.put(SECRET, {"metadata": dict(THEIRS), "data": encoded_of(late)})
