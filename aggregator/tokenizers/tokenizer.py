@@ -50,7 +50,7 @@ class FastPath(ABC):
 
 
 _PANIC = "PanicException"
-"""The binding's error for a fault of its own. It is no Exception, and no module has its class."""
+"""What PyO3 raises for a panic in Rust. It derives from BaseException, and cannot be imported."""
 
 
 def survives_panic(work: Callable[P, T]) -> Callable[P, T]:

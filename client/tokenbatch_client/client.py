@@ -209,7 +209,7 @@ class Client(_Calls):
         self.close()
 
     def close(self) -> None:
-        """Closes the channel; calls that are under way raise Closed."""
+        """Close the channel. Running calls raise Closed."""
         self._closed.set()
         self._channel.close()
 
@@ -245,7 +245,7 @@ class AsyncClient(_Calls):
         await self.close()
 
     async def close(self) -> None:
-        """Closes the channel; calls that are under way raise Closed."""
+        """Close the channel. Running calls raise Closed."""
         self._closed.set()
         await self._channel.close()
 

@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 _EVERY_S = 0.05
 """New tokens of this time become one record."""
 _DELTA = 8
-"""A delta takes as long to write as so many logarithms."""
+"""Writing a delta takes as long as writing eight log probabilities."""
 
 
 @dataclass(eq=False)

@@ -148,7 +148,7 @@ def _refusal(name: str, why: str) -> InvalidRequest:
 def response(request: Request, new: New, reply_id: str, now_s: float, *, done: bool) -> pb.GenerateResponse | None:
     """The delta of a request for what is new, the last one if it is `done`; None if nothing is.
 
-    Where `writes_long(new)` a thread should do it.
+    Log probabilities take long to write: where `writes_long` says so, call it on a thread.
     """
     generation = generation_of(request)
     index, text, token_ids, logprobs = new

@@ -90,7 +90,7 @@ def _first_batch(data: bytes) -> bytes:
 def _records(
     batch: bytes, tp: TopicPartition, open_aborted: list[AbortedTransaction], start: int, most: int
 ) -> tuple[Sequence[RawRecord], int]:
-    """At most so many records of one batch from an offset on, none if its transaction was aborted; the offset after."""
+    """At most `most` records of a batch from offset `start` on, none of an aborted transaction; and the next offset."""
     base, _, _, magic, _, attributes, last_delta = _HEAD.unpack_from(batch)
     if magic < _MAGIC:
         return _old_records(batch, tp, start, most)

@@ -62,7 +62,7 @@ class PooledConnection:
     """The one of their lists that it is in."""
 
     def await_reader(self, state: State, unread_bytes: int) -> None:
-        """Give its client time to read so much that is written."""
+        """Begin the time in which its client must read. `unread_bytes`: written to the transport, not sent yet."""
         self.state, self.due_s = state, time.monotonic() + TIMEOUT_S[state]
         self._unread_bytes = unread_bytes
 
