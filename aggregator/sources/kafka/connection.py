@@ -74,11 +74,13 @@ def client_options(settings: KafkaSettings) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def at_work() -> Generator[None]:
-    """Raise KafkaError for StartError: once a process works, a file may be caught in its rotation, which passes."""
+def at_work(*, started: bool = True) -> Generator[None]:
+    """Raise KafkaError for StartError once the process has `started`: a file caught in its rotation is soon whole."""
     try:
         yield
     except StartError as error:
+        if not started:
+            raise
         raise kafka_errors.KafkaConnectionError(str(error)) from error
 
 

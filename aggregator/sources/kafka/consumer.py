@@ -95,13 +95,13 @@ class KafkaConsumer:
         Raises StartError for security files that cannot be read at first.
         """
         self._ended.clear()
-        first = True
+        started = False
         try:
             while not self._closing.is_set():
                 try:
-                    with contextlib.nullcontext() if first else at_work():
+                    with at_work(started=started):
                         client = self.client(self.settings)
-                    first = False
+                    started = True
                     await self._take_part(client)
                 except (kafka_errors.KafkaError, OSError) as error:
                     _LOG.warning("lost the consumer group", extra={"error": repr(error)})

@@ -282,7 +282,7 @@ class Writer:
             while self._client is instead_of and not self._closed:
                 client: Any = None
                 try:
-                    with contextlib.nullcontext() if instead_of is None else at_work():
+                    with at_work(started=instead_of is not None):
                         client = self._new_client(self._settings)
                     await client.start()
                 except (kafka_errors.KafkaError, OSError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +104,7 @@ class KafkaLag:
     async def _connect(self) -> None:
         if self._consumer is not None:
             return
-        with at_work() if self._has_read else nullcontext():
+        with at_work(started=self._has_read):
             options = client_options(self._settings)
         consumer = AIOKafkaConsumer(
             **options,
