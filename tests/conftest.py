@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from hypothesis import settings
 
 from k8s.pod.open_files import raise_limit
 from modelserver.process_env import installed_vllm
@@ -14,6 +15,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, which are filled with zeros
 
+settings.load_profile("ci")  # Hypothesis' own: the same examples in each run, however slowly they are drawn
+settings.register_profile("explore", settings.get_profile("ci"), derandomize=False)
 raise_limit()  # clients and servers of some tests are one process
 
 _LONGEST_S = 3600.0

@@ -82,6 +82,7 @@ def any_values(draw: st.DrawFn) -> Object:
     values["kafka"]["bootstrapServers"] = "k, [::1]:9093,"
     values["kafka"]["config"]["topics"] = [{"name": name} for name in draw(st.lists(names, min_size=1, unique=True))]
     values["kafka"]["config"].pop("reply_topic", None)
+    values["kafka"]["config"]["allowed_reply_topics"] = draw(st.lists(names))
     values["redis"]["servers"] = "r:6379"
     values["strimzi"]["cluster"] = draw(some_text)
     values["nameOverride"], values["fullnameOverride"] = draw(names), ""
@@ -213,7 +214,7 @@ def test_the_brokers_ports_are_those_that_the_aggregator_connects_to(servers: st
     assert sorted({port for _, port, _ in collect_hosts(named)}) == ports
 
 
-@settings(max_examples=25, deadline=None, phases=(Phase.generate,))
+@settings(max_examples=25, phases=(Phase.generate,))
 @given(values=any_values(), release=names, namespace=names)
 def test_every_string_comes_out_as_it_was_given(
     values: Object, release: str, namespace: str, tmp_path_factory: pytest.TempPathFactory

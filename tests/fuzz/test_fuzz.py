@@ -25,7 +25,7 @@ def test_every_input_of_the_corpus_is_read_or_refused(target: Target) -> None:
 
 
 @pytest.mark.parametrize("target", ALL)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_bytes_by_chance_are_read_or_refused(target: Target, data: st.DataObject) -> None:
     seed = data.draw(st.sampled_from(_CORPUS[target.name]))

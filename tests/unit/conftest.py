@@ -5,14 +5,11 @@ import sys
 from collections.abc import Callable, Generator, Mapping
 
 import pytest
-from hypothesis import settings
 
 from tests.support import no_real_time
 from tests.support.virtual_time import AutojumpLoop
 
 no_real_time.install()
-settings.register_profile("unit", deadline=None)  # how long an example takes depends on what else the machine does
-settings.load_profile("unit")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -337,7 +337,7 @@ def test_only_an_error_that_the_gpu_keeps_ends_the_process(error: str, lost: boo
         step()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.lists(st.lists(st.sampled_from([1, 2, 3, POISON]), min_size=1, max_size=4), min_size=1, max_size=4),

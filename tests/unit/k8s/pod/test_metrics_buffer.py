@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, MetricsData
@@ -37,7 +37,6 @@ def sdk_point(values: list[float]) -> HistogramDataPoint:
 values = st.lists(st.sampled_from([*BOUNDS, 0.5, 1.5, 9.99, 11.0, 1e6]), min_size=1, max_size=30)
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(values, st.integers(min_value=0, max_value=30))
 def test_a_batch_of_values_counts_as_the_sdk_counts_them_one_by_one(recorded: list[float], split: int) -> None:
     buffer = MetricsBuffer()

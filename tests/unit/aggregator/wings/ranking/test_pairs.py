@@ -91,7 +91,7 @@ def test_a_joined_pair_is_what_transformers_makes_of_it(family: Callable[[], Ref
     ours, theirs = opened(made, tmp_path), PreTrainedTokenizerFast(tokenizer_object=made)
     odd = ["[SEP]", "</s>", "<|endoftext|> a", "  b ", "\n", "x" * 200, *TEXTS]
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.one_of(st.sampled_from(odd), st.text(min_size=1, max_size=30)), st.sampled_from(odd))
     def check(first: str, second: str) -> None:
         assert joined(ours, first, second) == theirs(first, second)["input_ids"]
