@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 from aggregator.errors import Code, TokenbatchError
@@ -92,6 +93,7 @@ class Desk(Batches):
         """All files of a tenant, the newest first."""
         listed = in_turns(await self.store.list(f"{folder}/files"))
         paths = [each.path async for each in listed if each.path.endswith("/meta")]
+        paths.sort(reverse=True)  # by time, as ids are: what is in order already costs one turn little to sort
         found = await gathered(self.load(each, FileMeta) for each in paths)
         shown: list[dict[str, Any]] = []
         expired: list[FileMeta] = []
@@ -103,7 +105,7 @@ class Desk(Batches):
         await self._delete_expired(folder, expired)
         async for seen in in_turns((await self.all_seen(folder))[0]):
             shown += filter(None, (shown_written(seen, kind) for kind in WRITTEN))
-        return sorted(shown, key=lambda each: (each["created_at"], each["id"]), reverse=True)
+        return sorted(shown, key=itemgetter("created_at", "id"), reverse=True)
 
     async def content(self, folder: str, file_id: str) -> AsyncIterator[bytes] | None:
         """The bytes of a file; None where there is none."""

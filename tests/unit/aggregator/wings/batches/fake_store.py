@@ -55,10 +55,13 @@ class FakeStore(Store):
     @override
     async def list(self, folder: str, after: str | None = None) -> list[Listed]:
         self._check()
-        below = [path for path in self.kept if path.startswith(f"{folder}/") and path > (after or "")]
-        found = [Listed(path, len(self.kept[path])) for path in below]
+        found: list[Listed] = []
+        for place, (path, data) in enumerate(tuple(self.kept.items())):
+            if place % 50 == 0:
+                await asyncio.sleep(0)  # as a real one, which lists page by page
+            if path.startswith(f"{folder}/") and path > (after or ""):
+                found.append(Listed(path, len(data)))
         self.listed += len(found)
-        await asyncio.sleep(0)  # as a real one, which takes its time
         return found
 
     @override

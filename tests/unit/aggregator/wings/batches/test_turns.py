@@ -38,12 +38,14 @@ from tests.support.virtual_time import START_S, AutojumpLoop
 from tests.unit.aggregator.wings.batches.test_desk import FOLDER, Office
 from tests.unit.aggregator.wings.batches.test_source import AWAY, Bench
 
-pytestmark = pytest.mark.real_time("processor time is what is promised: of each thread, the least of three times")
+pytestmark = pytest.mark.real_time("processor time is what is promised: of each thread, once in so many times")
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 TURN_S = 0.005
 """The longest that anything which a caller sends may hold the event loop, or the interpreter's lock."""
+TIMES = 10
+"""The work is done, as often as others on the machine may add to its processor time: they share its caches."""
 SERVED = replace(
     DESCRIPTION, dimensions=384, matryoshka_dimensions=frozenset(), curve=replace(CURVE, saturation_point=1000)
 )
@@ -92,16 +94,12 @@ async def at_work() -> AsyncGenerator[tuple[Bench, FakeEngine]]:
 
 
 def longest_s(work: Callable[[], Coroutine[Any, Any, None]]) -> float:
-    """The longest turn of some work; the least of three times, since others can only add to it."""
-
-    def run() -> float:
-        with asyncio.Runner(loop_factory=TimedLoop) as runner:
-            loop = runner.get_loop()
-            runner.run(work())
-            assert isinstance(loop, TimedLoop)
-            return max(loop.turns_s)
-
-    return min(run() for _ in range(3))
+    """The longest turn of some work."""
+    with asyncio.Runner(loop_factory=TimedLoop) as runner:
+        loop = runner.get_loop()
+        runner.run(work())
+        assert isinstance(loop, TimedLoop)
+        return max(loop.turns_s)
 
 
 async def begin() -> None:
@@ -241,4 +239,5 @@ WORK: list[Callable[[], Coroutine[Any, Any, None]]] = [
 
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__.replace("_", " "))
 def test_no_turn_is_longer_than_its_bound_when(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    assert longest_s(work) < TURN_S
+    times = (longest_s(work) for _ in range(TIMES))
+    assert any(time_s < TURN_S for time_s in times)
