@@ -16,14 +16,11 @@ from aggregator.sources.http.json_body import decode_body
 from aggregator.sources.wire.decode import MAX_TOKEN_IDS
 from aggregator.sources.wire.fields import MAX_INT32
 from aggregator.wings.generation.server import TASK
+from aggregator.wings.generation.wire import MAX_LOGPROBS, MAX_MESSAGES, MAX_STOP_IDS, MAX_STOPS
 from protos.generation.v1 import generation_pb2 as pb
 
 _DEFAULT_COMPLETION_TOKENS = 16
 """The max_tokens of a completion that names none, as at OpenAI."""
-_MAX_TOP_LOGPROBS = 20  # as at OpenAI
-_MAX_MESSAGES, _MAX_STOPS, _MAX_STOP_IDS = 1024, 16, 128
-"""The limits over gRPC."""
-
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT32)]
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT32)]
@@ -71,7 +68,7 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
-    stop: str | Annotated[list[str], msgspec.Meta(max_length=_MAX_STOPS)] | None = None
+    stop: str | Annotated[list[str], msgspec.Meta(max_length=MAX_STOPS)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     stream: bool | None = None
@@ -81,7 +78,7 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     top_k: int | None = None
     min_tokens: _Count | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: Annotated[list[_Count], msgspec.Meta(max_length=_MAX_STOP_IDS)] | None = None
+    stop_token_ids: Annotated[list[_Count], msgspec.Meta(max_length=MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
     priority: AskedPriority = None
 
@@ -90,7 +87,7 @@ class CompletionRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/completions`."""
 
     prompt: Annotated[msgspec.Raw, msgspec.Meta(description="a text", extra_json_schema=_PROMPT_SCHEMA)]
-    logprobs: Annotated[int, msgspec.Meta(ge=0, le=_MAX_TOP_LOGPROBS)] | None = None
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     tokenizer: str | None = None
 
 
@@ -107,10 +104,10 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
 class ChatRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1, max_length=_MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: _Tokens | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=_MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
 _COPIED = (

@@ -17,11 +17,11 @@ from aggregator.sources.wire.message import decode_checked, fill_json, json_obje
 from aggregator.wings.generation.generation import Generation, New, generation_of
 from protos.generation.v1 import generation_pb2 as pb
 
-_MAX_MESSAGES = 1024  # a chat's turns
-_MAX_STOPS, _MAX_STOP_CHARACTERS = 16, 1024
-_MAX_STOP_IDS = 64  # a runner takes 128, those included that end a text of its model
-_MAX_LOGPROBS = 20  # as OpenAI has it
-_MAX_FIELDS = 4 * _MAX_MESSAGES  # a message has a role, a text and little else
+MAX_MESSAGES = 1024  # a chat's turns
+MAX_STOPS, _MAX_STOP_CHARACTERS = 16, 1024
+MAX_STOP_IDS = 64  # a runner takes 128, those included that end a text of its model
+MAX_LOGPROBS = 20  # as OpenAI has it
+_MAX_FIELDS = 4 * MAX_MESSAGES  # a message has a role, a text and little else
 _NO_OPTIONS = Options()
 _MESSAGES, _TOKEN_IDS = pb.GenerateRequest.MESSAGES_FIELD_NUMBER, pb.GenerateRequest.TOKEN_IDS_FIELD_NUMBER
 _SAMPLING = pb.GenerateRequest.SAMPLING_FIELD_NUMBER
@@ -33,7 +33,7 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "repetition_penalty": (lambda value: 0.0 < value < math.inf, "a number above 0"),
     "presence_penalty": (lambda value: -_MOST_PENALTY <= value <= _MOST_PENALTY, "a number from -2 to 2"),
     "frequency_penalty": (lambda value: -_MOST_PENALTY <= value <= _MOST_PENALTY, "a number from -2 to 2"),
-    "logprobs": (lambda value: value <= _MAX_LOGPROBS, f"a whole number from 0 to {_MAX_LOGPROBS}"),
+    "logprobs": (lambda value: value <= MAX_LOGPROBS, f"a whole number from 0 to {MAX_LOGPROBS}"),
 }
 """The values that a parameter takes, and the same in words."""
 _NEVER_0 = "top_p", "repetition_penalty"
@@ -66,7 +66,7 @@ def check(data: bytes) -> None:
         if token_ids > MAX_TOKEN_IDS:
             raise InvalidRequest(f"more than {MAX_TOKEN_IDS} token ids: send fewer in one request")
         if walked > _MAX_FIELDS:
-            raise InvalidRequest(f"the message holds more than {_MAX_FIELDS} fields: at most {_MAX_MESSAGES} messages")
+            raise InvalidRequest(f"the message holds more than {_MAX_FIELDS} fields: at most {MAX_MESSAGES} messages")
 
 
 def decode_generate(data: bytes) -> pb.GenerateRequest:
@@ -77,7 +77,7 @@ def decode_generate(data: bytes) -> pb.GenerateRequest:
 def decode_generate_json(data: bytes) -> pb.GenerateRequest:
     """Decode a message in JSON. Raises InvalidRequest or Undecodable."""
     if len(data) > SMALL_BYTES and data.count(b"{") + data.count(b"[") > _MAX_FIELDS:
-        raise InvalidRequest(f"the value holds more than {_MAX_FIELDS} objects: at most {_MAX_MESSAGES} messages")
+        raise InvalidRequest(f"the value holds more than {_MAX_FIELDS} objects: at most {MAX_MESSAGES} messages")
     document = json_object(data)
     given = document.get("sampling")
     unknown = _OTHER_APIS & {*document, *(given if isinstance(given, dict) else ())}
@@ -114,9 +114,9 @@ def _input(message: pb.GenerateRequest) -> str | bytes:
                 raise InvalidRequest("a token id does not fit 31 bits", "token_ids")
             return struct.pack(f"<{len(ids)}i", *ids)
         case "messages" if message.messages.messages:
-            if len(message.messages.messages) > _MAX_MESSAGES:
+            if len(message.messages.messages) > MAX_MESSAGES:
                 count = len(message.messages.messages)
-                raise InvalidRequest(f"{count} messages: at most {_MAX_MESSAGES} are taken", "messages")
+                raise InvalidRequest(f"{count} messages: at most {MAX_MESSAGES} are taken", "messages")
             return "\n".join(each.content for each in message.messages.messages)
         case _:
             raise InvalidRequest("the request has no input: give a prompt, token ids or messages")
@@ -134,10 +134,10 @@ def _check_sampling(sampling: pb.Sampling) -> None:
             raise _refusal(name, f"is {value:g}: expected {words}")
     if sampling.max_tokens and sampling.min_tokens > sampling.max_tokens:
         raise _refusal("min_tokens", "is more than max_tokens: raise that, or lower this")
-    if len(sampling.stop) > _MAX_STOPS or any(not 0 < len(each) <= _MAX_STOP_CHARACTERS for each in sampling.stop):
-        raise _refusal("stop", f"takes at most {_MAX_STOPS} texts, each of 1 to {_MAX_STOP_CHARACTERS} characters")
-    if len(sampling.stop_token_ids) > _MAX_STOP_IDS or any(each > MAX_INT32 for each in sampling.stop_token_ids):
-        raise _refusal("stop_token_ids", f"takes at most {_MAX_STOP_IDS}, each of 31 bits")
+    if len(sampling.stop) > MAX_STOPS or any(not 0 < len(each) <= _MAX_STOP_CHARACTERS for each in sampling.stop):
+        raise _refusal("stop", f"takes at most {MAX_STOPS} texts, each of 1 to {_MAX_STOP_CHARACTERS} characters")
+    if len(sampling.stop_token_ids) > MAX_STOP_IDS or any(each > MAX_INT32 for each in sampling.stop_token_ids):
+        raise _refusal("stop_token_ids", f"takes at most {MAX_STOP_IDS}, each of 31 bits")
 
 
 def _refusal(name: str, why: str) -> InvalidRequest:

@@ -129,7 +129,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "repetition_penalty": {"repetition_penalty": 0},
     "min_tokens": {"min_tokens": 9, "max_tokens": 5},
     "stop_token_ids[0]": {"stop_token_ids": [-1]},
-    "stop_token_ids": {"stop_token_ids": [1] * 129},
+    "stop_token_ids": {"stop_token_ids": [1] * 65},
     "ignore_eos": {"ignore_eos": 1},
     "stream": {"stream": 1},
     "stream_options": {"stream_options": {"include_usage": True}},
