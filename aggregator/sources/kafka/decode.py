@@ -22,12 +22,11 @@ from aggregator.sources.embedding import EMBEDDING
 from aggregator.sources.kafka.envelope import Envelope, EnvelopeFormat
 from aggregator.sources.kafka.offsets import Fetched, Header, InFlightRecord
 from aggregator.sources.wire.message import parse
+from aggregator.sources.wire.turns import slices
 from aggregator.sources.wire.values import (
     JSON,
-    LARGE_BYTES,
     MAX_BYTES,
     PROTOBUF,
-    TURN_RECORDS,
     bounded,
     content_type_of,
     defaults_of,
@@ -175,14 +174,10 @@ async def decode_all(
     `wall_s` is the wall clock (Unix seconds) at `received_s` (monotonic).
     """
     decoded: list[Request | Refused] = []
-    slice_records = slice_bytes = 0
-    for in_flight in in_flight_records:
-        if slice_records >= TURN_RECORDS or slice_bytes >= LARGE_BYTES:
+    for some in slices(in_flight_records, lambda each: len(each.value or b"")):
+        if decoded:
             await asyncio.sleep(0)
-            slice_records = slice_bytes = 0
-        slice_records += 1
-        slice_bytes += len(in_flight.value or b"")
-        decoded.append(_decode_any(in_flight, intakes, received_s, wall_s))
+        decoded += [_decode_any(each, intakes, received_s, wall_s) for each in some]
     return _split(decoded)
 
 

@@ -1,14 +1,15 @@
-"""Write the replies to many requests: in each turn of the event loop a millisecond's, and long ones on a thread."""
+"""Read many values and write many replies: in each turn of the event loop a millisecond's or two, large ones alone."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
 from aggregator.request.request import Request
 from aggregator.slow_lane import in_slow_lane
+from aggregator.sources.wire.values import LARGE_BYTES, TURN_RECORDS
 
 T = TypeVar("T")
 
@@ -33,3 +34,18 @@ async def encoded(requests: Sequence[Request], write: Callable[[Request], T], as
             turn = parts
         replies.append(write(request))
     return replies
+
+
+def slices(values: Sequence[T], bytes_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """What is decoded between two turns of others, in the order given: some small values, or a large one alone."""
+    some: list[T] = []
+    some_bytes = 0
+    for value in values:
+        size = bytes_of(value)
+        if some and (len(some) >= TURN_RECORDS or max(size, some_bytes) >= LARGE_BYTES):
+            yield some
+            some, some_bytes = [], 0
+        some.append(value)
+        some_bytes += size
+    if some:
+        yield some

@@ -67,6 +67,10 @@ class Entry:
         except UnicodeDecodeError:
             raise InvalidRequest(f"field {name.decode()} is not UTF-8") from None
 
+    @property
+    def value_bytes(self) -> int:
+        return len(self.fields.get(b"value", b""))
+
 
 @dataclass(frozen=True, slots=True)
 class EntryOrigin:

@@ -9,13 +9,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from math import inf
+from operator import attrgetter
 from typing import Any
 
 from aggregator.admission.ledger import Intake
 from aggregator.request.request import Request
 from aggregator.slow_lane import in_slow_lane
 from aggregator.sources.wire.encode import answer_bytes, made_bytes
-from aggregator.sources.wire.values import LARGE_BYTES, MAX_BYTES, TURN_RECORDS
+from aggregator.sources.wire.turns import slices
+from aggregator.sources.wire.values import LARGE_BYTES, MAX_BYTES
 from aggregator.wings.redis.codec import (
     MAX_OTHER_BYTES,
     REDIS,
@@ -115,8 +117,7 @@ class RequestStream:
         refused: list[EntryAnswer] = []
         for request in requests:
             entry = origin_of(request).entry
-            value_bytes = len(entry.fields.get(b"value", b""))
-            added = made_bytes(request) + max(0, request.text_bytes - value_bytes)
+            added = made_bytes(request) + max(0, request.text_bytes - entry.value_bytes)
             added += answer_bytes(request, self.dimensions(request.model), as_json=origin_of(request).as_json)
             needed, largest = self.claimed[entry.entry_id] + added, self.intake_bytes.largest
             if needed > largest:
@@ -198,18 +199,13 @@ class RequestStream:
         now_s = self.clock()
         decode = partial(decode_entry, received_s=now_s, wall_s=now_s + self._redis_minus_here_s)
         decoded: list[Request | EntryAnswer] = []
-        turn_entries = turn_bytes = 0
-        for entry in entries:
-            size = len(entry.fields.get(b"value", b""))
-            if size >= LARGE_BYTES:
-                decoded.append(await in_slow_lane(partial(decode, entry)))
+        for some in slices(entries, attrgetter("value_bytes")):
+            if some[0].value_bytes >= LARGE_BYTES:
+                decoded.append(await in_slow_lane(partial(decode, some[0])))
                 continue
-            if turn_entries >= TURN_RECORDS or turn_bytes >= LARGE_BYTES:
+            if decoded:
                 await asyncio.sleep(0)
-                turn_entries = turn_bytes = 0
-            turn_entries += 1
-            turn_bytes += size
-            decoded.append(decode(entry))
+            decoded += map(decode, some)
         return decoded
 
     async def _mend(self, error: Exception) -> None:
