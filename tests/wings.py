@@ -113,12 +113,38 @@ def _naming(file: Path, text: str, module: str) -> Iterator[int]:
         if not isinstance(used, ast.Name) or used.id not in bound:
             continue
         line = lines[used.lineno - 1].strip()
-        if _is_element(line) or used.lineno in fields:
+        if element := element_around(tree, lines, used):
+            yield from element
+        elif _is_element(line) or used.lineno in fields:
             yield used.lineno
         elif file.parts[0] == "tests":
             yield from _statement_around(tree, used)
         else:
             raise Woven(f"{file}:{used.lineno}: {line}: is no line of a table")
+
+
+def element_around(tree: ast.Module, lines: Sequence[str], inner: ast.expr) -> range | None:
+    """The lines of the element of a table that a node is or is in; None where others share its lines.
+
+    A table is a list, a set, a dict, or a tuple with a name; tuples within are its rows.
+    """
+    named = {node.value for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AnnAssign)}
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.List | ast.Set | ast.Dict) or (isinstance(node, ast.Tuple) and node in named)
+        if node.lineno < inner.lineno <= (inner.end_lineno or 0) < (node.end_lineno or 0)
+    ]
+    if not around:
+        return None
+    table = max(around, key=lambda node: node.lineno)
+    ends = table.values if isinstance(table, ast.Dict) else table.elts
+    begins = [key or end for key, end in zip(table.keys, ends, strict=True)] if isinstance(table, ast.Dict) else ends
+    for begin, end in zip(begins, ends, strict=True):
+        first, last = begin.lineno, end.end_lineno or end.lineno
+        if first <= inner.lineno <= last and _is_element("\n".join(lines[first - 1 : last]).strip()):
+            return range(first, last + 1)
+    return None
 
 
 def _fields(tree: ast.Module) -> Iterator[int]:
@@ -208,12 +234,15 @@ def _is_of_another_wing(file: Path, gone: Collection[Path]) -> bool:
 
 
 def _unlist(module: str, root: Path) -> None:
-    """Drop the yard's table lines that name a module."""
+    """Drop the elements of the yard's tables that name a module."""
     for file in sources(root, (YARD,)):
-        lines = (root / file).read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if f'"{module}"' not in line or not _is_element(line.strip())]
-        if kept != lines:
-            (root / file).write_text("".join(kept), encoding="utf-8")
+        text = (root / file).read_text(encoding="utf-8")
+        tree, lines = ast.parse(text), text.splitlines()
+        named = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value == module]
+        gone = {number for node in named for number in element_around(tree, lines, node) or ()}
+        if gone:
+            kept = [line for number, line in enumerate(lines, 1) if number not in gone]
+            (root / file).write_text("\n".join(kept) + "\n", encoding="utf-8")
 
 
 def _drop_ignored_imports(contracts: Path, module: str) -> None:

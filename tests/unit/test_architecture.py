@@ -18,8 +18,7 @@ from tests.support.kafka_source import KafkaSourceOverFakes
 from tests.support.virtual_time import in_virtual_time
 
 RECORD, CALL = "A record's way, file by file", "A call's way, file by file"
-GENERATION = "A generation request's way, file by file"
-MOST_FILES = {RECORD: 24, CALL: 14, GENERATION: 8}
+MOST_FILES = {RECORD: 24, CALL: 14}
 ELSEWHERE = {
     "aggregator/sources/kafka/producer.py",
     "aggregator/replicas/client.py",

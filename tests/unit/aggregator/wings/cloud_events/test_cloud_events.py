@@ -25,7 +25,16 @@ from tests.support.records import in_flight_of
 
 GROUP = "team a/ä"
 WALL_S = 1_767_225_600.0  # 2026-01-01T00:00:00Z
-SETTINGS = KafkaSettings(topics=(TopicSettings(name="in"), TopicSettings(name="ask", task="generate")))
+SETTINGS = KafkaSettings(
+    topics=(TopicSettings(name="in"), *(TopicSettings(name=kind.name, task=kind.name) for kind in KINDS))
+)
+TYPES = {
+    "embed": "embedding.v1.EmbedResponse",
+    "generate": "generation.v1.GenerateResponse",
+    "rank": "ranking.v1.RankResponse",
+    "token_vectors": "token_vectors.v1.EmbedTokensResponse",
+}
+"""Of the events that answer each task."""
 DATA = {"inputs": [{"text": "reïn"}]}
 BINARY: list[Header] = [
     *[("ce_specversion", b"1.0"), ("ce_id", b"event-7"), ("ce_source", b"/shop"), ("ce_type", b"question")],
@@ -168,9 +177,10 @@ def test_a_structured_event_that_cannot_be_read_is_answered_by_an_event(value: b
     assert found["data"]["status"]["message"].startswith(says)
 
 
-def test_a_type_is_that_of_the_topic_s_replies() -> None:
-    found = json.loads(replied(event(data={"prompt": "why"}), STRUCTURED, "ask").value or b"")
-    assert found["type"] == "generation.v1.GenerateResponse"
+@pytest.mark.parametrize("task", [kind.name for kind in KINDS])
+def test_a_type_is_that_of_the_topic_s_replies(task: str) -> None:
+    found = json.loads(replied(event(data={}), STRUCTURED, task).value or b"")
+    assert found["type"] == TYPES[task]
 
 
 @pytest.mark.parametrize("version", [None, b"0.3", b"2.0"])
