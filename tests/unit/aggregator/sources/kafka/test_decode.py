@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from aggregator.errors import InvalidRequest, Undecodable
-from aggregator.registry import KINDS
 from aggregator.request.request import Failure, Request
 from aggregator.scheduler.work_item import Priority
 from aggregator.settings.aggregator import KafkaSettings, TopicSettings
@@ -31,7 +30,6 @@ from aggregator.sources.kafka.decode import (
 )
 from aggregator.sources.kafka.offsets import Fetched, Header, InFlightRecord
 from protos.embedding.v1 import embedding_pb2 as pb
-from protos.generation.v1.generation_pb2 import GenerateRequest
 from tests.support.fake_source import KAFKA
 from tests.support.records import in_flight_of
 
@@ -108,25 +106,6 @@ def test_plain_text_is_one_query_answered_in_json() -> None:
     request = request_of("où est la gare ?".encode(), ("content-type", b"text/plain"))
     assert list(request.inputs) == ["où est la gare ?"]
     assert origin_of(request).route.json
-
-
-@pytest.mark.parametrize(
-    ("value", "content_type"),
-    [
-        (b"the sky", b"text/plain"),
-        (b'{"prompt": "the sky"}', b"application/json"),
-        (b'\xef\xbb\xbf{"prompt": "the sky"}', b"application/json"),
-        (GenerateRequest(prompt="the sky").SerializeToString(), b"application/x-protobuf"),
-    ],
-)
-def test_where_a_topic_generates_a_value_of_each_format_is_a_prompt(value: bytes, content_type: bytes) -> None:
-    generating = KafkaSettings(topics=(TopicSettings(name="in", task="generate"),))
-    in_flight = in_flight_of(value, [("content-type", content_type)], topic="in")
-    request = decode_record(
-        in_flight, intakes(generating, KAFKA, "small", kinds=KINDS)["in"], received_s=0.0, wall_s=0.0
-    )
-    assert isinstance(request, Request)
-    assert list(request.inputs) == ["the sky"]
 
 
 def test_an_empty_text_is_a_request_with_a_failed_input() -> None:
