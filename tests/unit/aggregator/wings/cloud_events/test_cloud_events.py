@@ -13,7 +13,7 @@ import pytest
 from aggregator.errors import Code
 from aggregator.registry import KINDS
 from aggregator.request.request import Failure, Request
-from aggregator.settings.aggregator import KafkaSettings, TopicSettings
+from aggregator.settings.aggregator import KafkaSettings
 from aggregator.sources.kafka.decode import Refused, decode_record, intakes
 from aggregator.sources.kafka.offsets import Header
 from aggregator.sources.kafka.outgoing import OutgoingRecord
@@ -25,8 +25,8 @@ from tests.support.records import in_flight_of
 
 GROUP = "team a/ä"
 WALL_S = 1_767_225_600.0  # 2026-01-01T00:00:00Z
-SETTINGS = KafkaSettings(
-    topics=(TopicSettings(name="in"), *(TopicSettings(name=kind.name, task=kind.name) for kind in KINDS))
+SETTINGS = KafkaSettings.model_validate(
+    {"topics": [{"name": "in"}, *({"name": kind.name, "task": kind.name} for kind in KINDS)]}
 )
 TYPES = {
     "embed": "embedding.v1.EmbedResponse",
