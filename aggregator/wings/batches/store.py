@@ -50,14 +50,14 @@ class Listed(NamedTuple):
 
 
 @contextmanager
-def _reported() -> Generator[None]:
+def _reported(path: str) -> Generator[None]:
     """Raise StoreAway for what the library raises, without the answer of the store: that may name a secret."""
     try:
         yield
     except FileNotFoundError:
         raise
     except (BaseError, OSError, ValueError) as error:
-        raise StoreAway(f"the object store does not do its part: {type(error).__name__}") from error
+        raise StoreAway(f"the object store does not do its part for {path}: {type(error).__name__}") from error
 
 
 @contextmanager
@@ -96,7 +96,7 @@ class Store:
     async def create(self, path: str, data: bytes | bytearray) -> bool:
         """Write an object, unless there is one of that name: then False."""
         try:
-            with _reported():
+            with _reported(path):
                 await obstore.put_async(self._store, path, data, mode="create", use_multipart=False)
         except StoreAway as error:
             if isinstance(error.__cause__, AlreadyExistsError):
@@ -106,7 +106,7 @@ class Store:
 
     async def upload(self, path: str, pieces: AsyncIterator[bytes]) -> None:
         """Write an object of any size, of a name that nobody else has."""
-        with _reported():
+        with _reported(path):
             await obstore.put_async(
                 self._store, path, pieces, chunk_size=UPLOAD_BYTES, max_concurrency=UPLOADED_AT_ONCE, use_multipart=True
             )
@@ -114,7 +114,7 @@ class Store:
     async def read(self, path: str) -> bytes | None:
         """An object; None where there is none."""
         try:
-            with _reported():
+            with _reported(path):
                 return bytes(await (await obstore.get_async(self._store, path)).bytes_async())
         except FileNotFoundError:
             return None
@@ -122,7 +122,7 @@ class Store:
     async def read_slice(self, path: str, start: int, length: int) -> bytes | None:
         """A part of an object, less where that ends; None where there is none."""
         try:
-            with _reported():
+            with _reported(path):
                 return bytes(await obstore.get_range_async(self._store, path, start=start, length=length))
         except FileNotFoundError:
             return None
@@ -137,7 +137,7 @@ class Store:
 
     async def exists(self, path: str) -> bool:
         try:
-            with _reported():
+            with _reported(path):
                 await obstore.head_async(self._store, path)
         except FileNotFoundError:
             return False
@@ -146,7 +146,7 @@ class Store:
     async def list(self, folder: str, after: str | None = None) -> list[Listed]:
         """Every object below a folder, in any order; of those, the ones whose paths sort behind `after`."""
         found: list[Listed] = []
-        with _reported():
+        with _reported(folder):
             async for page in obstore.list(self._store, prefix=f"{folder}/", offset=after):
                 found += [Listed(each["path"], each["size"]) for each in page]
         return found
@@ -155,7 +155,7 @@ class Store:
         """Delete those of the objects that there are."""
         for path in paths:
             try:
-                with _reported():
+                with _reported(path):
                     await obstore.delete_async(self._store, path)
             except FileNotFoundError:
                 continue
@@ -167,7 +167,7 @@ class Store:
         """
         if not self.url.startswith(_FOLDER):
             return 0
-        with _reported():
+        with _reported(self.url):
             return await asyncio.to_thread(_sweep, Path(self.url.removeprefix(_FOLDER)), before_s)
 
     async def probe(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 from typing_extensions import override
 
 from aggregator.wings.batches.parts import try_store
-from aggregator.wings.batches.store import Listed, ObjectGone, Store
+from aggregator.wings.batches.store import Listed, ObjectGone, Store, StoreAway
 from k8s.pod.errors import StartError
 from loadtest.stack.child import Child
 from loadtest.stack.part import python_of
@@ -147,3 +147,10 @@ async def test_a_folder_is_swept_of_what_cut_off_uploads_left(tmp_path: Path) ->
     assert await store.sweep(200.0) == 2
     assert (kept.exists(), going.exists(), left.exists()) == (True, True, False)
     assert await store.sweep(200.0) == 0
+
+
+async def test_an_object_that_lost_its_bytes_is_named(tmp_path: Path) -> None:
+    """As one that was written when the power failed."""
+    (tmp_path / "part").touch()
+    with pytest.raises(StoreAway, match=rf"does not do its part for {tmp_path.name}/part: \w+$"):
+        await Store(f"file://{tmp_path.parent}").read_slice(f"{tmp_path.name}/part", 0, 5)
