@@ -12,7 +12,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import ModuleType
 
 import uvloop
 
@@ -32,7 +33,7 @@ from k8s.pod.settings import as_text, load
 _LOG = logging.getLogger(__name__)
 _BAD_START = 2
 
-COMMANDS = {
+COMMANDS: Mapping[str, ModuleType] = {
     "redrive": redrive,
     "scaler": scaler,
     "smoke": smoke,

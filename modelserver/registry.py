@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import ModuleType
 
 from k8s.pod.telemetry import Telemetry
 from modelserver.engines.choice import Alternative, EngineWings, ScoringOf, no_scores
@@ -51,7 +52,7 @@ PROFILERS: tuple[type[Profiler], ...] = (
     SaturationProfiler,
 )  # fmt: skip
 """Measures an engine at the start; the first counts."""
-COMMANDS = {
+COMMANDS: Mapping[str, ModuleType] = {
     "profile": profile,
 }
 """What runs instead of serving, by name; each module has a PURPOSE, add_arguments and run."""
