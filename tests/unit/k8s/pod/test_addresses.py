@@ -108,16 +108,16 @@ def test_a_port_that_is_not_served_has_no_address(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [(), ("--check",)])
 @pytest.mark.parametrize(
-    ("module", "variable"),
+    ("command", "variable"),
     [
         ("aggregator", "TOKENBATCH_AGGREGATOR_KAFKA__BOOTSTRAP_SERVERS"),
         ("modelserver", "TOKENBATCH_MODELSERVER_GRPC__BIND"),
+        ("modelserver --check", "TOKENBATCH_MODELSERVER_GRPC__BIND"),
     ],
 )
-def test_a_process_says_it_in_a_line(module: str, variable: str, arguments: tuple[str, ...]) -> None:
-    code, said = ended(module, *arguments, **{variable: "localhost:"})
+def test_a_process_says_it_in_a_line(command: str, variable: str) -> None:
+    code, said = ended(*command.split(), **{variable: "localhost:"})
     assert code == 2
     assert said.count("\n") == 1
     assert "'localhost:' is not host:port" in said
