@@ -109,11 +109,18 @@ async def _step_of_load(release: Release) -> Followed:
                 )
                 await asyncio.sleep(STEP_S)
             await watch.until(lambda s: s.lag_records < RECORDS_PER_S, "the lag is empty", SETTLED_S)
-            await watch.until(lambda s: s.desired == s.ready == 1, "one pod is left", SETTLED_S)
+            most = max(sample.required or 0.0 for sample in watch.samples)
+            await watch.until(lambda s: _has_fallen(s, most), "no more pods are left than are required", SETTLED_S)
             await asyncio.sleep(5.0)
         verdict = await traffic.verdict()
     plot.keep(RUN, step, watch.samples, traffic.calls.answered)
     return Followed(step, risen.at_s, watch, traffic, verdict)
+
+
+def _has_fallen(sample: Sample, most: float) -> bool:
+    """Beside other work on the machine a pod gives less, and one may not be enough for the quiet load."""
+    required = sample.required or 0.0
+    return required < most / RISEN and sample.ready == sample.desired <= max(1, math.ceil(required))
 
 
 @pytest.mark.short
@@ -140,6 +147,7 @@ def test_replicas_go_up_without_a_step_back_and_then_down_one_at_a_time(followed
     top = desired.index(max(desired))
     assert desired[:top] == sorted(desired[:top])
     assert all(0 <= early - late <= 1 for early, late in pairwise(desired[top:]))
+    assert desired[-1] == 1
 
 
 async def test_a_tighter_target_shrinks_the_budget_and_raises_the_replicas(release: Release) -> None:
