@@ -20,6 +20,7 @@ from tests.cluster.conftest import NewRelease
 from tests.cluster.release import DEPLOYMENT, MODEL, NAME, KubectlError, Release, condition, get, kube, metrics_api
 from tests.cluster.values import DIMENSIONS, synthetic
 from tests.faults.expected import Oracle
+from tests.support.patience import patient
 from tests.support.until import wait_until
 
 KINDS = "all,configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolicies,poddisruptionbudgets,hpa,ingresses"
@@ -89,7 +90,7 @@ def test_embeddings_are_those_of_their_texts(release: Release) -> None:
     texts = bundled_questions()[:50]
     with grpc.insecure_channel(release.address()) as channel:
         answer = pb_grpc.EmbeddingsStub(channel).Embed(
-            pb.EmbedRequest(request_id="fifty", inputs=[pb.Input(text=text) for text in texts]), timeout=30.0
+            pb.EmbedRequest(request_id="fifty", inputs=[pb.Input(text=text) for text in texts]), timeout=patient(30.0)
         )
     assert _wrong(texts, [each.embedding for each in answer.embeddings]) == []
 
@@ -102,7 +103,7 @@ def _wrong(texts: list[str], vectors: list[bytes]) -> list[str]:
 def test_so_are_those_over_http_through_the_service(release: Release) -> None:
     texts = bundled_questions()[:50]
     body = json.dumps({"model": MODEL, "input": texts, "encoding_format": "base64"}).encode()
-    with urlopen(f"http://{release.address(8000)}/v1/embeddings", body, timeout=30.0) as response:
+    with urlopen(f"http://{release.address(8000)}/v1/embeddings", body, timeout=patient(30.0)) as response:
         answer = json.load(response)
     assert _wrong(texts, [base64.b64decode(each["embedding"]) for each in answer["data"]]) == []
     (rule,) = get("ingress", f"{NAME}-aggregator-http", namespace=release.namespace)["spec"]["rules"]

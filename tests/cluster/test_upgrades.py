@@ -33,6 +33,7 @@ from tests.cluster.upgrades import everything, pods, stages
 from tests.cluster.upgrades.effects import Stage
 from tests.cluster.values import synthetic
 from tests.support.certificates import Authority
+from tests.support.patience import patient
 from tests.support.until import wait_until
 
 COMPONENTS = ("aggregator", "model-server", "scaler")
@@ -212,9 +213,9 @@ def test_the_door_lets_in_whom_it_knows_by_a_new_alias(release: Release) -> None
     with grpc.secure_channel(f"{address}:50051", credentials, options=named) as channel:
         stub = pb_grpc.EmbeddingsStub(channel)
         metadata = (("authorization", f"Bearer {TOKEN}"),)
-        assert stub.Embed(wanted, timeout=30.0, wait_for_ready=True, metadata=metadata).embeddings
+        assert stub.Embed(wanted, timeout=patient(30.0), wait_for_ready=True, metadata=metadata).embeddings
         with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
-            stub.Embed(wanted, timeout=30.0)
+            stub.Embed(wanted, timeout=patient(30.0))
 
 
 def test_every_value_of_an_upgrade_whose_pods_cannot_run_takes_effect(release: Release) -> None:

@@ -26,11 +26,12 @@ from tests.faults.steady_load import SteadyLoad
 from tests.faults.topic_logs import commits, end_offsets, ids_of, read_topics
 from tests.faults.verdict import Timeline, Verdict, judge
 from tests.support.kafka_client import committed
+from tests.support.patience import patient
 from tests.support.until import until
 
 REQUESTS, REPLIES, LETTERS, GROUP = "embed.requests.v1", "embed.replies.v1", "embed.requests.v1-dlt", "tokenbatch"
 _FOREVER = 10**9
-_CALL_S = 20.0
+_CALL_S = patient(20.0)
 _PAGE = read().files
 _SERVICE_CONFIG, _BALANCED = (_PAGE[f"channel/{name}.json"] for name in ("service_config", "balanced_service_config"))
 CHANNEL = (("grpc.service_config", _SERVICE_CONFIG), ("grpc.enable_retries", 1))
