@@ -113,7 +113,7 @@ def _naming(file: Path, text: str, module: str) -> Iterator[int]:
         if not isinstance(used, ast.Name) or used.id not in bound:
             continue
         line = lines[used.lineno - 1].strip()
-        if element := element_around(tree, lines, used):
+        if element := _element_around(tree, lines, used):
             yield from element
         elif _is_element(line) or used.lineno in fields:
             yield used.lineno
@@ -123,7 +123,7 @@ def _naming(file: Path, text: str, module: str) -> Iterator[int]:
             raise Woven(f"{file}:{used.lineno}: {line}: is no line of a table")
 
 
-def element_around(tree: ast.Module, lines: Sequence[str], inner: ast.expr) -> range | None:
+def _element_around(tree: ast.Module, lines: Sequence[str], inner: ast.expr) -> range | None:
     """The lines of the element of a table that a node is or is in; None where others share its lines.
 
     A table is a list, a set, a dict, or a tuple with a name; tuples within are its rows.
@@ -234,12 +234,12 @@ def _is_of_another_wing(file: Path, gone: Collection[Path]) -> bool:
 
 
 def _unlist(module: str, root: Path) -> None:
-    """Drop the elements of the yard's tables that name a module."""
-    for file in sources(root, (YARD,)):
+    """Drop the elements that name a module of the yard: of the yard's tables, and of what tests expect of them."""
+    for file in sources(root, (YARD, "tests")):
         text = (root / file).read_text(encoding="utf-8")
         tree, lines = ast.parse(text), text.splitlines()
         named = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value == module]
-        gone = {number for node in named for number in element_around(tree, lines, node) or ()}
+        gone = {number for node in named for number in _element_around(tree, lines, node) or ()}
         if gone:
             kept = [line for number, line in enumerate(lines, 1) if number not in gone]
             (root / file).write_text("\n".join(kept) + "\n", encoding="utf-8")

@@ -147,7 +147,7 @@ def test_replicas_go_up_without_a_step_back_and_then_down_one_at_a_time(followed
     top = desired.index(max(desired))
     assert desired[:top] == sorted(desired[:top])
     assert all(0 <= early - late <= 1 for early, late in pairwise(desired[top:]))
-    assert desired[-1] == 1
+    assert (desired[-1], followed.watch.samples[-1].ready) == (1, 1)
 
 
 async def test_a_tighter_target_shrinks_the_budget_and_raises_the_replicas(release: Release) -> None:

@@ -1,4 +1,4 @@
-"""Read many values and write many replies: in each turn of the event loop a millisecond's or two, large ones alone."""
+"""How much of many values is decoded, and of many replies encoded, in one turn of the event loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def encoded(requests: Sequence[Request], write: Callable[[Request], T], as
 
 
 def slices(values: Sequence[T], bytes_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """What is decoded between two turns of others, in the order given: some small values, or a large one alone."""
+    """The values, in their order, in lists to decode in one turn each: some small ones, or a large one alone."""
     some: list[T] = []
     some_bytes = 0
     for value in values:

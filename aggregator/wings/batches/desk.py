@@ -93,7 +93,6 @@ class Desk(Batches):
         """All files of a tenant, the newest first."""
         listed = in_turns(await self.store.list(f"{folder}/files"))
         paths = [each.path async for each in listed if each.path.endswith("/meta")]
-        paths.sort(reverse=True)  # by time, as ids are: what is in order already costs one turn little to sort
         found = await gathered(self.load(each, FileMeta) for each in paths)
         shown: list[dict[str, Any]] = []
         expired: list[FileMeta] = []

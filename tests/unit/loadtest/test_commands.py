@@ -30,14 +30,26 @@ def test_what_makes_no_sense_is_refused(arguments: list[str]) -> None:
     assert ended.value.code == 2
 
 
-LISTED = ["up", "produce", "embed", "plan", "simulate", "sweep", "ablate", "generate", "bench", "bench-gpu"]
+LISTED = [
+    ("up", "loadtest.up.command"),
+    ("produce", "loadtest.produce"),
+    ("embed", "loadtest.embed"),
+    ("plan", "loadtest.plan.command"),
+    ("simulate", "loadtest.simulate.command"),
+    ("sweep", "loadtest.simulate.sweep"),
+    ("ablate", "loadtest.simulate.ablation"),
+    ("generate", "loadtest.simulate.generation.command"),
+    ("bench", "loadtest.bench.run"),
+    ("bench-gpu", "loadtest.bench.gpu.command"),
+]
 
 
 def test_the_commands_of_users_are_listed_before_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     listed = re.findall(r"^    ([a-z-]+)", capsys.readouterr().out, re.MULTILINE)
-    assert listed == [name for name in LISTED if name in {command.name for command in COMMANDS}]
+    assert listed == [name for name, _ in LISTED]
+    assert [(command.name, command.module) for command in COMMANDS] == LISTED
 
 
 @pytest.mark.parametrize(

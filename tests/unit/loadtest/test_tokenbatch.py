@@ -20,8 +20,16 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_what_users_do_is_listed_in_the_order_of_their_first_day() -> None:
-    listed = ["up", "produce", "embed", "rank", "plan", "check", "redrive", "completion"]
-    assert [name for name in listed if name in NAMES] == NAMES
+    assert [(command.name, command.module) for command in COMMANDS] == [
+        ("up", "loadtest.up.command"),
+        ("produce", "loadtest.produce"),
+        ("embed", "loadtest.embed"),
+        ("rank", "loadtest.rank"),
+        ("plan", "loadtest.plan.command"),
+        ("check", "loadtest.check"),
+        ("redrive", "loadtest.redrive"),
+        ("completion", "loadtest.completion"),
+    ]
 
 
 @pytest.mark.parametrize("command", [name for name in NAMES if name != "redrive"])

@@ -26,11 +26,10 @@ from aggregator.wings.tokenize.bodies import DETOKENIZE, TOKENIZE
 from tests.fuzz.campaign import corpus
 from tests.support.fake_source import GRPC
 from tests.support.http_bodies import AnyRevision
+from tests.support.turns import TURN_S, least_s
 
-pytestmark = pytest.mark.real_time("processor time is what is promised: of this thread, the least of some tries")
+pytestmark = pytest.mark.real_time("bounds the CPU time of this thread: of some tries, the least")
 
-TURN_S = 0.005
-"""The longest that anything which a caller sends may hold the event loop; bodies take a third of it at most."""
 DEFAULTS = Defaults(GRPC, "m", Priority.INTERACTIVE, max_inputs=2048)
 READS: dict[str, Callable[[bytes, Defaults, str], object]] = {
     "embeddings": EmbeddingsReader(AnyRevision(), trusts_token_ids=True),
@@ -112,19 +111,15 @@ def without_collections() -> Generator[None]:
 def cost_s(
     read: Callable[[bytes, Defaults, str], object], body: bytes, tries: int = 10, *, enough_s: float = 0.0
 ) -> float:
-    """Processor time of this thread; the least of some tries, since others' work can only add to it.
+    """CPU time of this thread; the least of some tries."""
 
-    No further try follows one that took less than `enough_s`.
-    """
-    costs: list[float] = []
-    for _ in range(tries):
+    def once() -> float:
         began_s = time.thread_time()
         with suppress(TokenbatchError, TakesLong):
             read(body, DEFAULTS, "id")
-        costs.append(time.thread_time() - began_s)
-        if costs[-1] < enough_s:
-            break
-    return min(costs)
+        return time.thread_time() - began_s
+
+    return least_s(once, tries, enough_s=enough_s)
 
 
 @pytest.mark.parametrize("name", BODIES)

@@ -11,12 +11,11 @@ import pytest
 
 from k8s.pod.http.connections import LARGE_READ, SMALL_READ
 from tests.support.fake_wire import Alone
+from tests.support.turns import TURN_S
 from tests.unit.aggregator.sources.http.test_connection import POST, UPGRADE, some_requests
 
-pytestmark = pytest.mark.real_time("processor time is what is promised: of this thread, the least of three times")
+pytestmark = pytest.mark.real_time("bounds the CPU time of this thread: of three runs, the least")
 
-TURN_S = 0.005
-"""The longest that anything which a caller sends may hold the event loop."""
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 Sent = Callable[[int], bytes]
 
